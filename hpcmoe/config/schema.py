@@ -1,0 +1,161 @@
+"""The schema of a run's configuration: one frozen-by-convention dataclass a Hydra group.
+
+OmegaConf checks names and types against these classes while Hydra composes; hpcmoe.config.validate checks what types cannot
+say. No torch here. Units stand in each field's comment. ``None`` means "not given".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+from hpcmoe.config.cluster_schema import ClusterConfig
+from hpcmoe.config.model_schema import ModelConfig
+
+
+@dataclass
+class SlurmConfig:
+    """sbatch's own words (hyphens become underscores). ``extra``: further flags, verbatim, e.g. ["--switches=1@01:00:00"]."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = None  # any Slurm time form: minutes, H:M:S, D-H...
+    gres: str | None = None  # null: "gpu:<gpus_per_node>" where the cluster counts GPUs
+    constraint: str | None = None
+    reservation: str | None = None
+    exclude: str | None = None
+    nodelist: str | None = None
+    comment: str | None = None
+    mail_user: str | None = None
+    mail_type: str | None = None
+    mem: str | None = None  # per node
+    cpus_per_task: int | None = None
+    exclusive: bool = False
+    requeue: bool = True
+    job_name: str | None = None
+    dependency: str | None = None
+    begin: str | None = None
+    nice: int | None = None
+    wckey: str | None = None
+    licenses: str | None = None
+    array_parallelism: int | None = None  # most array tasks at once in a sweep
+    extra: list[str] = field(default_factory=list)  # further sbatch flags
+    srun_extra: list[str] = field(default_factory=list)  # further srun flags
+
+
+@dataclass
+class LayoutConfig:
+    """Sizes of the 4D layout. dp_shard = null: whatever is left of the world."""
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    dp_shard: int | None = None
+    dp_replicate: int = 1
+    schedule: str = "1F1B"  # pipeline schedule, in PyTorch's names
+    microbatch: int | None = None  # sequences per microbatch per data-parallel rank; null: chosen
+    recompute: str = "none"  # none | selective | full
+
+
+@dataclass
+class DataConfig:
+    """Real text, byte-level or pre-tokenized. ``path`` null: Python's own standard-library sources."""
+
+    source: str = "python_stdlib"  # python_stdlib | text
+    path: str | None = None  # text: a file or a directory
+    glob: str = "**/*.txt"  # text: which files below a directory
+    tokenizer: str = "byte"
+    max_bytes: int | None = None  # corpus is cut here; null: all of it
+
+
+@dataclass
+class TrainConfig:
+    steps: int = MISSING
+    seq_len: int = MISSING  # tokens
+    global_batch_tokens: int = MISSING  # tokens per optimizer step over all ranks
+    seed: int = 0
+    deterministic: bool = True
+
+
+@dataclass
+class OptimConfig:
+    name: str = "adamw"
+    lr: float = MISSING
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0  # global gradient norm; 0: no clipping
+    schedule: str = "cosine"  # cosine | wsd | constant
+    warmup_steps: int = 0
+    decay_steps: int | None = None  # wsd: the last so many steps
+    min_lr_ratio: float = 0.1
+
+
+@dataclass
+class CheckpointConfig:
+    interval: int = MISSING  # steps; 0: only when asked to stop and at the end
+    keep_last: int = 2  # newest so many
+    keep_every: int | None = None  # and every step that is a multiple of this
+    asynchronous: bool = True
+    verify: str = "full"  # full: sizes and checksums before loading | size
+
+
+class Precision(Enum):
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp8 = "fp8"
+
+
+@dataclass
+class PrecisionConfig:
+    name: Precision = Precision.fp32
+    reduce: str = "fp32"  # dtype of gradient reductions
+    moments: str = "fp32"  # dtype of AdamW's moments
+
+
+@dataclass
+class ResilienceConfig:
+    """How a run leaves and comes back."""
+
+    stop_lead_s: int = 120  # --signal=B:USR1@T: seconds before the time limit at which the run saves and leaves
+    max_attempts_without_progress: int = 3  # then FAILED, with the reason
+    lift_hold: bool = True  # after a requeue, ask Slurm to start at once (the owner may)
+    successor: bool = True  # where requeue is refused, submit a successor from inside the job
+    kill_wait_s: int = 60  # srun --wait: seconds the other ranks get after the first one left
+
+
+@dataclass
+class LoggingConfig:
+    interval: int = 1  # steps between progress lines
+    tensorboard: bool = True
+
+
+@dataclass
+class Config:
+    """Everything a run is. Frozen into run_dir/config.yaml at submit; every attempt reads that file and nothing else."""
+
+    name: str | None = None
+    nodes: int = 1
+    gpus_per_node: int = MISSING
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    layout: LayoutConfig = field(default_factory=LayoutConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    resilience: ResilienceConfig = field(default_factory=ResilienceConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    env: dict[str, str] = field(default_factory=dict)  # exported to every rank, after the cluster's
+    user: dict[str, Any] = field(default_factory=dict)  # the user's own notes; never read by hpcmoe
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all nodes: one a GPU (on CPU clusters, one a slot)."""
+        return self.nodes * self.gpus_per_node
