@@ -1,0 +1,28 @@
+"""`hpcmoe resume RUN`: continue a run that is stopped, cancelled, failed or lost, from its newest checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from hpcmoe.cli.wait import follow
+from hpcmoe.cli.words import add_json, add_run
+from hpcmoe.runs.control import resume
+from hpcmoe.runs.registry import find_run
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="hpcmoe resume", description="Continue a run from its newest checkpoint.")
+    add_run(parser)
+    parser.add_argument("--wait", action="store_true", help="follow it, and exit with its result")
+    add_json(parser)
+    args = parser.parse_args(argv)
+    run = find_run(args.run)
+    job_id = resume(run)
+    if args.wait:
+        return follow(run, as_json=args.json)
+    if args.json:
+        print(json.dumps({"run_id": run.run_id, "job_id": job_id, "run_dir": str(run.path)}, indent=2))
+    else:
+        print(f"run {run.run_id} is submitted again as job {job_id}; `hpcmoe logs {run.run_id} -f` follows it")
+    return 0

@@ -1,0 +1,102 @@
+"""`hpcmoe status [RUN]`: all runs in a table, or one run's story. Never imports torch or Hydra."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+from hpcmoe.cli.words import add_json, add_run, ago, duration, table
+from hpcmoe.runs.observe import RunView, observe
+from hpcmoe.runs.registry import find_run, list_runs, runs_root
+from hpcmoe.runs.store import read_record
+from hpcmoe.runs.story import Attempt
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="hpcmoe status", description="Show all runs, or the story of one.")
+    add_run(parser, required=False)
+    add_json(parser)
+    args = parser.parse_args(argv)
+    now = time.time()
+    if args.run is None:
+        views = observe([read_record(run) for run in list_runs(runs_root())], now)
+        print(json.dumps({"runs": [view.as_json(now) for view in views]}, indent=2) if args.json else overview(views, now))
+        return 0
+    view = observe([read_record(find_run(args.run))], now)[0]
+    print(json.dumps(view.as_json(now), indent=2) if args.json else story(view, now))
+    return 0
+
+
+def overview(views: list[RunView], now: float) -> str:
+    if not views:
+        return f"no runs in {runs_root()}"
+    rows = [["RUN", "NAME", "STATE", "STEP", "JOB", "ATTEMPTS", "GPU-HOURS", "STARTED", "REASON"]]
+    for view in views:
+        facts = view.as_json(now)
+        rows.append(
+            [
+                facts["run_id"],
+                str(facts["name"]),
+                view.state,
+                f"{facts['step']}/{facts['steps']}",
+                view.record.job_id or "-",
+                str(len(view.record.attempts)),
+                f"{facts['gpu_hours']:.2f}",
+                ago(view.record.events[0]["t"], now),
+                (view.reason or "")[:60],
+            ]
+        )
+    return table(rows)
+
+
+def story(view: RunView, now: float) -> str:
+    facts, planned = view.as_json(now), view.record.planned
+    lines = [
+        f"run {facts['run_id']}  {facts['name']} on {planned.get('cluster')}, "
+        f"{planned.get('nodes')} x {planned.get('gpus_per_node')} ranks  in {facts['run_dir']}",
+        f"{view.state}" + (f": {view.reason}" if view.reason else "") + f"  (job {facts['job_id']})",
+    ]
+    if view.state == "UNKNOWN" and view.unknown_since:
+        lines.append(f"unknown since {ago(view.unknown_since, now)}; last known: {view.last_known}")
+    lines.append(progress(view))
+    attempts = view.record.attempts
+    if attempts:
+        rows = [["ATTEMPT", "STARTED", "HELD", "NODES", "STEPS", "ENDED BY", "LOST", "SAVE", "RESTART", "GPU-HOURS"]]
+        rows += [attempt_row(attempt, now) for attempt in attempts]
+        lines += ["", table(rows)]
+        details = [f"  {attempt.attempt}: {attempt.detail}" for attempt in attempts if attempt.detail]
+        lines += details
+    lost = sum(attempt.steps_lost or 0 for attempt in attempts)
+    lines += ["", f"{facts['gpu_hours']:.3f} GPU-hours over {len(attempts)} attempts, {lost} steps lost"]
+    return "\n".join(lines)
+
+
+def progress(view: RunView) -> str:
+    metrics = view.record.metrics
+    if not metrics:
+        return f"no step yet, of {view.record.planned.get('steps')}"
+    last = metrics[-1]
+    mfu = last.get("mfu")
+    mfu_text = f", MFU {100 * mfu:.1f} % ({last.get('flops_convention')}, peak {last.get('peak_tflops'):.3g} TFLOP/s)" if mfu else ""
+    return (
+        f"step {last['step']} of {view.record.planned.get('steps')}: loss {last['loss']:.4f}, "
+        f"{last.get('tokens_per_s', 0.0):.0f} tokens/s{mfu_text}"
+    )
+
+
+def attempt_row(attempt: Attempt, now: float) -> list[str]:
+    end = attempt.ended if attempt.ended is not None else now
+    steps = "-" if attempt.first_step is None else f"{attempt.first_step}..{attempt.last_step}"
+    return [
+        attempt.attempt,
+        time.strftime("%m-%d %H:%M:%S", time.localtime(attempt.started)),
+        ("~" if attempt.end_estimated else "") + duration(end - attempt.started),
+        str(attempt.nodes),
+        steps,
+        attempt.cause or "(runs)",
+        "-" if attempt.steps_lost is None else str(attempt.steps_lost),
+        "-" if attempt.save_s is None else f"{attempt.save_s:.1f}s",
+        "-" if attempt.restart_s is None else duration(attempt.restart_s),
+        f"{attempt.gpu_hours(now):.3f}",
+    ]

@@ -1,0 +1,159 @@
+"""A run's state = f(journal, Slurm). Asks Slurm once for any number of runs; decides with pure functions; changes nothing.
+
+A blind observer says so: where Slurm cannot be asked, or has forgotten the job, the state is UNKNOWN with the last known one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcmoe.runs.place import local_pid, process_start_ticks
+from hpcmoe.runs.store import Record
+from hpcmoe.slurm import client
+from hpcmoe.slurm.command import SlurmError
+from hpcmoe.slurm.states import is_alive
+
+WAITING_STATES = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REQUEUE_FED"})
+FINAL_STATES = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
+# squeue and sacct lag behind sbatch; a job that is this young and in neither is not gone.
+YOUNG_JOB_S = 30.0
+
+
+@dataclass(frozen=True)
+class JobView:
+    """What Slurm (or the process table) says of the job that carries a run. None fields: not known."""
+
+    state: str | None = None  # Slurm's base state
+    reason: str | None = None
+    start: float | None = None  # expected or real, epoch s
+    reachable: bool = True  # False: Slurm could not be asked
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run's state now, with the reason in words."""
+
+    record: Record
+    state: str  # PLANNED | QUEUED | RUNNING | STOPPED | COMPLETED | FAILED | CANCELLED | UNKNOWN
+    reason: str | None
+    job: JobView
+    last_known: str | None = None  # with UNKNOWN
+    unknown_since: float | None = None
+    resumable: bool = False  # `hpcmoe resume`, or a supervisor, can bring it back
+    involuntary: bool = False  # it stopped although nobody wanted that: a supervisor should bring it back
+
+    @property
+    def final(self) -> bool:
+        return self.state in FINAL_STATES
+
+    def as_json(self, now: float) -> dict[str, Any]:
+        record = self.record
+        steps = [attempt.last_step for attempt in record.attempts if attempt.last_step is not None]
+        return {
+            "run_id": record.run.run_id,
+            "name": record.planned.get("name"),
+            "state": self.state,
+            "reason": self.reason,
+            "last_known": self.last_known,
+            "unknown_since": self.unknown_since,
+            "job_id": record.job_id,
+            "run_dir": str(record.run.path),
+            "step": max(steps, default=0),
+            "steps": record.planned.get("steps"),
+            "attempts": [attempt.as_json(now) for attempt in record.attempts],
+            "gpu_hours": sum(attempt.gpu_hours(now) for attempt in record.attempts),
+        }
+
+
+def view(record: Record, job: JobView, now: float) -> RunView:
+    """The state of one run from plain values."""
+    ended = record.finished
+    if ended is not None:
+        state = str(ended["state"])
+        return RunView(record, state, ended.get("reason"), job, resumable=state != "COMPLETED")
+    if record.job_id is None:
+        return RunView(record, "PLANNED", "never submitted", job, resumable=True)
+    if not job.reachable:
+        return _unknown(record, job, job.problem or "Slurm cannot be reached", now)
+    if job.state is not None and is_alive(job.state):
+        if job.state in WAITING_STATES:
+            return RunView(record, "QUEUED", job.reason, job)
+        return RunView(record, "RUNNING", job.reason if job.reason not in (None, "None") else None, job)
+    if record.stranded is not None:
+        return RunView(record, "STOPPED", str(record.stranded["reason"]), job, resumable=True, involuntary=True)
+    return _gone(record, job, now)
+
+
+def _gone(record: Record, job: JobView, now: float) -> RunView:
+    """The job is over and the run is not: nobody was left to journal the end."""
+    if record.cancel_requested or job.state == "CANCELLED":
+        return RunView(record, "CANCELLED", "cancelled by its user", job, resumable=True)
+    if job.state is None or job.state == "UNKNOWN":
+        submitted = [event["t"] for event in record.events if event["event"] in ("submitted", "attempt_started", "requeued")]
+        if submitted and now - submitted[-1] < YOUNG_JOB_S:
+            return RunView(record, "QUEUED", "submitted a moment ago; Slurm does not list it yet", job)
+        return _unknown(record, job, f"Slurm no longer knows job {record.job_id}", now)
+    reason = f"job {record.job_id} ended as {job.state} and nobody was left to bring it back"
+    return RunView(record, "STOPPED", reason, job, resumable=True, involuntary=True)
+
+
+def _unknown(record: Record, job: JobView, reason: str, now: float) -> RunView:
+    known = "RUNNING" if any(attempt.open for attempt in record.attempts) else "QUEUED"
+    since = max([event["t"] for event in record.events] + [line["t"] for line in record.metrics[-1:] if "t" in line], default=now)
+    return RunView(record, "UNKNOWN", reason, job, last_known=known, unknown_since=since, resumable=True)
+
+
+def observe(records: Sequence[Record], now: float | None = None) -> list[RunView]:
+    """The states of many runs, with one squeue and at most one sacct."""
+    now = time.time() if now is None else now
+    open_records = [record for record in records if record.finished is None and record.job_id is not None]
+    jobs = _slurm_jobs([record for record in open_records if not _is_local(record)])
+    jobs |= {str(record.job_id): _local_job(record) for record in open_records if _is_local(record)}
+    return [view(record, jobs.get(str(record.job_id), JobView()), now) for record in records]
+
+
+def _is_local(record: Record) -> bool:
+    return str(record.job_id).startswith("local-")
+
+
+def _local_job(record: Record) -> JobView:
+    """Alive when the process with the recorded pid is the one that was started then."""
+    job_id = str(record.job_id)
+    ticks = process_start_ticks(local_pid(job_id))
+    known = [event.get("start_ticks") for event in record.events if event.get("job_id") == job_id and event.get("start_ticks")]
+    if ticks is not None and (not known or known[-1] == ticks):
+        return JobView(state="RUNNING")
+    return JobView(state="FAILED", reason="its processes are gone")
+
+
+def _slurm_jobs(records: Iterable[Record]) -> dict[str, JobView]:
+    ids = {str(record.job_id): record for record in records}
+    if not ids:
+        return {}
+    try:
+        rows = client.squeue(list(ids))
+    except SlurmError as error:
+        return {job_id: JobView(reachable=False, problem=str(error)) for job_id in ids}
+    found = {job_id: JobView(row.state, row.reason, row.start) for job_id, row in rows.items() if job_id in ids}
+    missing = {job_id: record for job_id, record in ids.items() if job_id not in found}
+    return found | _from_accounting(missing)
+
+
+def _from_accounting(missing: dict[str, Record]) -> dict[str, JobView]:
+    """Jobs that squeue no longer lists. Accounting is believed only about ends: its live states are stale by then."""
+    if not missing:
+        return {}
+    since = min(float(event["t"]) for record in missing.values() for event in record.events) - 3600.0
+    try:
+        rows = client.sacct(list(missing), since=since)
+    except SlurmError as error:
+        return {job_id: JobView(state=None, problem=str(error)) for job_id in missing}
+    newest = {row.job_id: row for row in rows}
+    return {
+        job_id: JobView(newest[job_id].state) if job_id in newest and not is_alive(newest[job_id].state) else JobView()
+        for job_id in missing
+    }

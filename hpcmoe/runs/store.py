@@ -1,0 +1,130 @@
+"""Reading a run as a whole, and recording what was learnt about it. Disk only: Slurm is asked by hpcmoe.runs.observe."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpcmoe.runs.journal import Event, Journal, iter_json_lines, read_journal
+from hpcmoe.runs.rundir import RunDir, read_json, write_json
+from hpcmoe.runs.story import Attempt, attempts_of
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as its directory tells it at one moment."""
+
+    run: RunDir
+    events: list[Event]
+    metrics: list[dict[str, Any]]
+    attempts: list[Attempt]
+
+    @property
+    def planned(self) -> Event:
+        """The run's first event; what it was meant to be."""
+        return next((event for event in self.events if event["event"] == "planned"), {})
+
+    @property
+    def scheduler(self) -> str:
+        return str(self.planned.get("scheduler", "slurm"))
+
+    @property
+    def finished(self) -> Event | None:
+        """The event that ended or rested the run, unless something was submitted after it."""
+        for event in reversed(self.events):
+            if event["event"] in ("finished", "rested"):
+                return event
+            if event["event"] in ("submitted", "attempt_started"):
+                return None
+        return None
+
+    @property
+    def job_id(self) -> str | None:
+        """The Slurm job (or local job) that carries the run now, or did last."""
+        for event in reversed(self.events):
+            if event["event"] in ("submitted", "attempt_started") and event.get("job_id"):
+                return str(event["job_id"])
+        return None
+
+    @property
+    def cancel_requested(self) -> bool:
+        """The user asked for the end, and nothing was submitted since."""
+        for event in reversed(self.events):
+            if event["event"] == "cancel_requested":
+                return True
+            if event["event"] == "submitted":
+                return False
+        return False
+
+    @property
+    def stranded(self) -> Event | None:
+        """Set when the last attempt wanted to come back, and neither requeue nor successor was to be had there."""
+        for event in reversed(self.events):
+            if event["event"] == "stranded":
+                return event
+            if event["event"] in ("submitted", "attempt_started", "finished", "rested"):
+                return None
+        return None
+
+    @property
+    def supervisor_tries(self) -> int:
+        """How often a supervisor has submitted the run again since it last made a step."""
+        tries = 0
+        for event in self.events:
+            if event["event"] == "first_step" or (event["event"] == "submitted" and event.get("how") != "supervisor"):
+                tries = 0
+            elif event["event"] == "submitted":
+                tries += 1
+        return tries
+
+    @property
+    def attempts_since_resume(self) -> list[Attempt]:
+        """The attempts that count for the crash budget: a user who resumes a run by hand gives it a new one."""
+        resumed = max((event["t"] for event in self.events if event["event"] == "submitted" and event.get("how") == "resume"), default=0.0)
+        return [attempt for attempt in self.attempts if attempt.ended is None or attempt.ended > resumed]
+
+
+def read_record(run: RunDir) -> Record:
+    events = read_journal(run.journal)
+    metrics = list(iter_json_lines(run.metrics))
+    return Record(run=run, events=events, metrics=metrics, attempts=attempts_of(events, metrics))
+
+
+def raw_config(run: RunDir) -> dict[str, Any]:
+    """The frozen config as plain values. For rooms that must start fast; others load it with hpcmoe.config.freeze."""
+    loaded = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    assert isinstance(loaded, dict), f"{run.config} is not a mapping"
+    return loaded
+
+
+def finish(run: RunDir, state: str, reason: str | None, attempt: str | None = None, **fields: Any) -> None:
+    """Close the run for good, in the journal and in result.json (what the next job reads in order to leave at once)."""
+    event = Journal(run.journal, attempt).append("finished", state=state, reason=reason, **fields)
+    write_json(run.result, {"run_id": run.run_id, "state": state, "reason": reason, "t": event["t"], **fields})
+
+
+def result_state(run: RunDir) -> str | None:
+    """COMPLETED, FAILED or CANCELLED when the run is over; None while it is not."""
+    result = read_json(run.result)
+    return str(result["state"]) if isinstance(result, dict) and "state" in result else None
+
+
+def reopen(run: RunDir) -> None:
+    """Make a finished or stopped run startable again. Its earlier result is kept beside the new one."""
+    with contextlib.suppress(FileNotFoundError):
+        (run.control / "stop").unlink()
+    if run.result.exists():
+        number = 1
+        while (kept := run.path / f"result.{number}.json").exists():
+            number += 1
+        run.result.rename(kept)
+
+
+def rank_logs(run: RunDir, rank: int) -> list[Path]:
+    """Rank logs of all attempts, oldest attempt first, as far as they exist."""
+    started = [event["attempt"] for event in read_journal(run.journal) if event["event"] == "attempt_started"]
+    return [path for attempt in started if (path := run.rank_log(str(attempt), rank)).exists()]

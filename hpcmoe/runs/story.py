@@ -1,0 +1,166 @@
+"""What the journal and the metrics say about a run's attempts. Pure: reads values, asks nobody, writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hpcmoe.runs.journal import Event
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the run on an allocation. Times are epoch seconds; steps are optimizer steps, counted from 1."""
+
+    attempt: str
+    job_id: str
+    restart: int
+    started: float
+    ended: float | None = None
+    end_estimated: bool = False  # nobody saw the end; the time is that of the last sign of life
+    cause: str | None = None  # why it ended; None: it has not, or nobody knows yet
+    detail: str | None = None
+    gpus: int = 0
+    nodes: int = 0
+    hosts: tuple[str, ...] = ()
+    resumed_from: int = 0  # step of the checkpoint it started from; 0: from scratch
+    first_step: int | None = None
+    last_step: int | None = None
+    saved_step: int | None = None  # newest durable checkpoint that this attempt published
+    steps_lost: int | None = None  # steps done here that nobody could continue from
+    save_s: float | None = None  # seconds the leaving save took
+    startup: dict[str, float] = field(default_factory=dict)
+    restart_s: float | None = None  # from the previous attempt's end to this one's first step
+
+    @property
+    def open(self) -> bool:
+        return self.cause is None
+
+    def gpu_hours(self, now: float) -> float:
+        """GPUs allocated x hours held, up to ``now`` for an attempt that still runs."""
+        end = self.ended if self.ended is not None else now
+        return self.gpus * max(0.0, end - self.started) / HOUR_S
+
+    def as_json(self, now: float) -> dict[str, Any]:
+        return {
+            "attempt": self.attempt,
+            "job_id": self.job_id,
+            "restart": self.restart,
+            "cause": self.cause,
+            "detail": self.detail,
+            "first_step": self.first_step,
+            "last_step": self.last_step,
+            "resumed_from": self.resumed_from,
+            "steps_lost": self.steps_lost,
+            "gpu_hours": self.gpu_hours(now),
+            "started": self.started,
+            "ended": self.ended,
+            "end_estimated": self.end_estimated,
+            "nodes": self.nodes,
+            "hosts": list(self.hosts),
+            "save_s": self.save_s,
+            "restart_s": self.restart_s,
+            "startup": self.startup,
+        }
+
+
+def _step_ranges(metrics: Iterable[dict[str, Any]]) -> dict[str, tuple[int, int, float]]:
+    """For each attempt: first step, last step, time of its last line."""
+    ranges: dict[str, tuple[int, int, float]] = {}
+    for line in metrics:
+        attempt, step = line.get("attempt"), line.get("step")
+        if not isinstance(attempt, str) or not isinstance(step, int):
+            continue
+        first, last, _ = ranges.get(attempt, (step, step, 0.0))
+        ranges[attempt] = (min(first, step), max(last, step), float(line.get("t") or 0.0))
+    return ranges
+
+
+def _apply(attempt: Attempt, event: Event) -> Attempt:
+    """One journal line about this attempt."""
+    match event["event"]:
+        case "resumed":
+            return replace(attempt, resumed_from=int(event["step"]))
+        case "first_step":
+            return replace(attempt, startup=dict(event.get("startup") or {}), first_step=event.get("step"))
+        case "checkpoint_saved":
+            return replace(attempt, saved_step=max(attempt.saved_step or 0, int(event["step"])))
+        case "left":
+            return replace(attempt, save_s=event.get("save_s"))
+        case "attempt_ended":
+            return replace(
+                attempt,
+                cause=event["cause"],
+                detail=event.get("detail"),
+                ended=float(event.get("ended") or event["t"]),
+                end_estimated=bool(event.get("end_estimated")),
+            )
+    return attempt
+
+
+def _lost(attempt: Attempt, next_resumed_from: int | None, durable: int) -> int | None:
+    """Steps of work that are gone. Known once it ended: nobody can then continue from a later step than the newest checkpoint."""
+    if attempt.last_step is None:
+        return 0 if not attempt.open else None
+    if next_resumed_from is not None:
+        return max(0, attempt.last_step - next_resumed_from)
+    return None if attempt.open else max(0, attempt.last_step - durable)
+
+
+def attempts_of(events: Sequence[Event], metrics: Iterable[dict[str, Any]]) -> list[Attempt]:
+    """Every attempt in the order of their starts, with steps, losses and times."""
+    found: dict[str, Attempt] = {}
+    first_step_at: dict[str, float] = {}
+    for event in events:
+        name = event.get("attempt")
+        if event["event"] == "attempt_started" and isinstance(name, str):
+            found.setdefault(
+                name,
+                Attempt(
+                    attempt=name,
+                    job_id=str(event["job_id"]),
+                    restart=int(event["restart"]),
+                    started=float(event["t"]),
+                    gpus=int(event.get("gpus") or 0),
+                    nodes=int(event.get("nodes") or 0),
+                    hosts=tuple(event.get("hosts") or ()),
+                ),
+            )
+        elif name in found:
+            if event["event"] == "first_step":
+                first_step_at.setdefault(name, float(event["t"]))
+            found[name] = _apply(found[name], event)
+    ranges = _step_ranges(metrics)
+    attempts = [_with_steps(attempt, ranges.get(attempt.attempt)) for attempt in found.values()]
+    return _with_losses(attempts, first_step_at)
+
+
+def _with_steps(attempt: Attempt, steps: tuple[int, int, float] | None) -> Attempt:
+    if steps is None:
+        return attempt
+    return replace(attempt, first_step=steps[0], last_step=steps[1])
+
+
+def _with_losses(attempts: list[Attempt], first_step_at: dict[str, float]) -> list[Attempt]:
+    complete: list[Attempt] = []
+    durable = 0
+    for index, attempt in enumerate(attempts):
+        durable = max(durable, attempt.saved_step or 0)
+        following = attempts[index + 1] if index + 1 < len(attempts) else None
+        # The next attempt's starting point is known once it has made a step; before that it may still be loading.
+        resumed_from = following.resumed_from if following is not None and following.first_step is not None else None
+        previous = attempts[index - 1] if index else None
+        began = first_step_at.get(attempt.attempt)
+        restart_s = began - previous.ended if began is not None and previous and previous.ended else None
+        complete.append(replace(attempt, steps_lost=_lost(attempt, resumed_from, durable), restart_s=restart_s))
+    return complete
+
+
+def last_sign_of_life(attempt: str, events: Iterable[Event], metrics: Iterable[dict[str, Any]]) -> float | None:
+    """Epoch seconds of the last thing this attempt wrote anywhere."""
+    times = [float(event["t"]) for event in events if event.get("attempt") == attempt]
+    times += [float(line["t"]) for line in metrics if line.get("attempt") == attempt and "t" in line]
+    return max(times, default=None)

@@ -1,0 +1,83 @@
+"""The attempts of a run, told from its journal and metrics."""
+
+from typing import Any
+
+import pytest
+
+from hpcmoe.runs.story import attempts_of, last_sign_of_life
+
+
+def event(t: float, name: str, attempt: str | None = None, **fields: Any) -> dict[str, Any]:
+    return {"t": t, "event": name, "attempt": attempt, **fields}
+
+
+def started(t: float, attempt: str, gpus: int = 8) -> dict[str, Any]:
+    job, restart = attempt.rsplit(".", 1)
+    return event(t, "attempt_started", attempt, job_id=job, restart=int(restart), gpus=gpus, nodes=2, hosts=["n1", "n2"])
+
+
+def steps(attempt: str, first: int, last: int, t: float = 0.0) -> list[dict[str, Any]]:
+    return [{"attempt": attempt, "step": step, "t": t + step} for step in range(first, last + 1)]
+
+
+PREEMPTED_THEN_KILLED = [
+    event(0, "planned", run_id="abc"),
+    event(1, "submitted", job_id="7"),
+    started(100, "7.0"),
+    event(110, "first_step", "7.0", step=1, startup={"imports": 3.0}),
+    event(150, "checkpoint_saved", "7.0", step=30),
+    event(150, "left", "7.0", step=30, verdict="leave", save_s=1.5),
+    event(151, "attempt_ended", "7.0", cause="preempted"),
+    started(200, "7.1"),
+    event(209, "resumed", "7.1", step=30),
+    event(210, "first_step", "7.1", step=31),
+    event(220, "checkpoint_saved", "7.1", step=40),
+    started(300, "7.2"),
+    event(300, "attempt_ended", "7.1", cause="node_failure", ended=260.0),
+    event(309, "resumed", "7.2", step=40),
+    event(310, "first_step", "7.2", step=41),
+]
+METRICS = steps("7.0", 1, 30) + steps("7.1", 31, 47) + steps("7.2", 41, 50)
+
+
+def test_each_attempt_has_its_steps_causes_and_losses() -> None:
+    first, second, third = attempts_of(PREEMPTED_THEN_KILLED, METRICS)
+    assert (first.cause, first.first_step, first.last_step, first.steps_lost, first.save_s) == ("preempted", 1, 30, 0, 1.5)
+    assert (second.cause, second.resumed_from, second.last_step, second.steps_lost) == ("node_failure", 30, 47, 7)
+    assert third.open
+    assert third.steps_lost is None
+    assert second.restart_s == pytest.approx(210 - 151)
+
+
+def test_gpu_hours_count_every_attempt_and_the_running_one_up_to_now() -> None:
+    first, second, third = attempts_of(PREEMPTED_THEN_KILLED, METRICS)
+    assert first.gpu_hours(now=1e9) == pytest.approx(8 * 51 / 3600)
+    assert second.gpu_hours(now=1e9) == pytest.approx(8 * 60 / 3600)
+    assert third.gpu_hours(now=400) == pytest.approx(8 * 100 / 3600)
+
+
+def test_steps_after_the_newest_checkpoint_are_lost_when_nobody_continued_yet() -> None:
+    events = [started(0, "7.0"), event(5, "checkpoint_saved", "7.0", step=10), event(9, "attempt_ended", "7.0", cause="crashed")]
+    (only,) = attempts_of(events, steps("7.0", 1, 13))
+    assert only.steps_lost == 3
+
+
+def test_an_attempt_that_made_no_step_lost_none() -> None:
+    (only,) = attempts_of([started(0, "7.0"), event(9, "attempt_ended", "7.0", cause="crashed")], [])
+    assert (only.first_step, only.steps_lost) == (None, 0)
+
+
+def test_a_next_attempt_that_is_still_loading_does_not_make_everything_look_lost() -> None:
+    events = [
+        started(0, "7.0"),
+        event(5, "checkpoint_saved", "7.0", step=20),
+        event(6, "attempt_ended", "7.0", cause="preempted"),
+        started(9, "7.1"),
+    ]
+    first, _ = attempts_of(events, steps("7.0", 1, 20))
+    assert first.steps_lost == 0
+
+
+def test_the_last_sign_of_life_is_the_newest_line_anywhere() -> None:
+    assert last_sign_of_life("7.1", PREEMPTED_THEN_KILLED, METRICS) == 300
+    assert last_sign_of_life("9.9", PREEMPTED_THEN_KILLED, METRICS) is None
