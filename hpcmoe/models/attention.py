@@ -1,0 +1,54 @@
+"""Grouped-query causal attention with rotary positions. Shapes: B batch, S sequence, D hidden, H heads, G kv heads, C head dim.
+
+Not for latent attention, windows or sinks (hpcmoe.models.support refuses them).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hpcmoe.config.model_schema import ModelConfig
+from hpcmoe.models.norm import RMSNorm
+
+
+def rope_tables(seq_len: int, head_dim: int, theta: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of every position's angles, each [S, C] in fp32 (Su et al. 2021; the two halves of a head are the pairs)."""
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float32, device=device), theta**-exponent)
+    angles_SC = torch.cat((angles, angles), dim=-1)
+    return angles_SC.cos(), angles_SC.sin()
+
+
+def rotate(x_BHSC: torch.Tensor, cos_SC: torch.Tensor, sin_SC: torch.Tensor) -> torch.Tensor:
+    """Turn each pair (i, i + C/2) of a head by its position's angle, in fp32."""
+    x = x_BHSC.float()
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return (x * cos_SC + turned * sin_SC).to(x_BHSC.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = model.heads, model.kv_heads, model.head_dim
+        q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        self.wq = nn.Linear(model.hidden, q_width, bias=model.attention_bias)
+        self.wk = nn.Linear(model.hidden, kv_width, bias=model.attention_bias)
+        self.wv = nn.Linear(model.hidden, kv_width, bias=model.attention_bias)
+        self.wo = nn.Linear(q_width, model.hidden, bias=model.attention_out_bias)
+        self.q_norm = RMSNorm(model.head_dim, model.norm_eps) if model.qk_norm else None
+        self.k_norm = RMSNorm(model.head_dim, model.norm_eps) if model.qk_norm else None
+
+    def forward(self, x_BSD: torch.Tensor, cos_SC: torch.Tensor, sin_SC: torch.Tensor) -> torch.Tensor:
+        B, S, _ = x_BSD.shape
+        q = self.wq(x_BSD).view(B, S, self.heads, self.head_dim)
+        k = self.wk(x_BSD).view(B, S, self.kv_heads, self.head_dim)
+        v = self.wv(x_BSD).view(B, S, self.kv_heads, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        q, k = rotate(q, cos_SC, sin_SC), rotate(k, cos_SC, sin_SC)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
+        return self.wo(out.transpose(1, 2).reshape(B, S, self.heads * self.head_dim))

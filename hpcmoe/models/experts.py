@@ -1,0 +1,69 @@
+"""The routed experts over rows sorted by expert. Shapes: E experts, P padded rows, D hidden, F expert width, I/O in and out.
+
+w1 gate and w3 up are [E, F, D], w2 down is [E, D, F]: each expert's matrix lies as nn.Linear's does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from hpcmoe.models.dispatch import RowLayout
+
+Kernel = Literal["grouped_mm", "padded_bmm", "loop"]
+Matmul = Callable[[torch.Tensor, torch.Tensor, RowLayout], torch.Tensor]
+
+
+def choose_kernel(device: torch.device) -> Kernel:
+    """The fastest exact kernel: grouped_mm on CPUs and on GPUs that have a fused one (sm90 and newer), else padded bmm.
+
+    On sm80 grouped_mm falls back to a loop with a host sync for each call (pytorch#186620).
+    """
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+        return "padded_bmm"
+    return "grouped_mm"
+
+
+def row_multiple(device: torch.device, dtype: torch.dtype) -> int:
+    """Each expert's rows are padded to this: few shapes for bf16 on CPU (oneDNN compiles a kernel a shape), whole tiles on GPU."""
+    if device.type == "cuda":
+        return 16
+    return 64 if dtype == torch.bfloat16 else 1
+
+
+def _grouped(x_PI: torch.Tensor, w_EOI: torch.Tensor, rows: RowLayout) -> torch.Tensor:
+    return F.grouped_mm(x_PI, w_EOI.transpose(-1, -2), offs=rows.ends_E)
+
+
+def _bmm(x_PI: torch.Tensor, w_EOI: torch.Tensor, rows: RowLayout) -> torch.Tensor:
+    experts = w_EOI.shape[0]
+    return torch.bmm(x_PI.view(experts, -1, x_PI.shape[-1]), w_EOI.transpose(-1, -2)).flatten(0, 1)
+
+
+def _loop(x_PI: torch.Tensor, w_EOI: torch.Tensor, rows: RowLayout) -> torch.Tensor:
+    parts = [F.linear(x, w) for x, w in zip(x_PI.split(rows.sizes), w_EOI.unbind(), strict=True)]
+    return torch.cat(parts)
+
+
+MATMULS: dict[Kernel, Matmul] = {"grouped_mm": _grouped, "padded_bmm": _bmm, "loop": _loop}
+
+
+class Experts(nn.Module):
+    """All routed experts of a layer, or this rank's share of them once hpcmoe.engine.parallelize has split dim 0."""
+
+    def __init__(self, experts: int, hidden: int, width: int) -> None:
+        super().__init__()
+        self.w1_EFD = nn.Parameter(torch.empty(experts, width, hidden))
+        self.w2_EDF = nn.Parameter(torch.empty(experts, hidden, width))
+        self.w3_EFD = nn.Parameter(torch.empty(experts, width, hidden))
+
+    def forward(self, x_PD: torch.Tensor, rows: RowLayout, kernel: Kernel) -> torch.Tensor:
+        w1, w2, w3 = (w.to_local() if isinstance(w, DTensor) else w for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
+        matmul = MATMULS[kernel]
+        hidden_PF = F.silu(matmul(x_PD, w1, rows)) * matmul(x_PD, w3, rows)
+        return matmul(hidden_PF, w2, rows)
