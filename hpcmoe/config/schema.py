@@ -53,7 +53,7 @@ class LayoutConfig:
 
     tp: int = 1
     pp: int = 1
-    ep: int = 1
+    ep: int | None = None  # null: as many ranks of one node as divide the experts
     dp_shard: int | None = None
     dp_replicate: int = 1
     schedule: str = "1F1B"  # pipeline schedule, in PyTorch's names

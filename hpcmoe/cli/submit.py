@@ -1,0 +1,135 @@
+"""`hpcmoe submit [OVERRIDES]`: composes a run's config as any Hydra app does, checks it, and hands the run to a scheduler.
+
+With -m Hydra's sweeper and launcher take over (hydra_plugins.hpcmoe_launchers). Never imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from hpcmoe.config.compose import ROOT, opened_hydra, to_config
+from hpcmoe.config.freeze import to_plain, to_yaml
+from hpcmoe.config.names import schema_keys, unknown_key
+from hpcmoe.config.validate import validate
+from hpcmoe.errors import UserError
+
+if TYPE_CHECKING:
+    from hydra._internal.hydra import Hydra
+    from hydra.types import RunMode
+
+    from hpcmoe.config.schema import Config
+
+
+def main(argv: list[str]) -> int:
+    parser = _parser()
+    args = parser.parse_intermixed_args(argv)
+    args.config_name = args.config_name or ROOT
+    _one_command(args)
+    if args.multirun or "hydra.mode=MULTIRUN" in args.overrides:
+        from hpcmoe.cli.sweep import submit_sweep
+
+        return submit_sweep(args)
+    with opened_hydra(args.config_dir, args.config_path) as hydra:
+        if _show(hydra, parser, args):
+            return 0
+        composed = hydra.compose_config(args.config_name, args.overrides, run_mode=_run_mode(), with_log_configuration=False)
+    config = validate(to_config(composed))
+    if args.dry_run:
+        preview([config], args.json)
+        return 0
+    return _submit(config, args)
+
+
+def _run_mode() -> RunMode:
+    from hydra.types import RunMode
+
+    return RunMode.RUN
+
+
+class _Parser(argparse.ArgumentParser):
+    """Hydra's parser is taken in as it is; complaints become UserErrors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"submit: {message}; `hpcmoe submit --help` lists the flags")
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Hydra's own command line, and our three flags."""
+    from hydra._internal.utils import get_args_parser
+
+    parser = _Parser(prog="hpcmoe submit", add_help=False, parents=[get_args_parser()])
+    parser.add_argument("--wait", action="store_true", help="follow the run and exit with its result")
+    parser.add_argument("--dry-run", action="store_true", help="print the job script and the resolved config; submit nothing")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout; messages go to stderr")
+    return parser
+
+
+def _one_command(args: argparse.Namespace) -> None:
+    """Hydra's rule: at most one of its commands. Two of them make no sense here."""
+    commands = {"--run": args.run, "--multirun": args.multirun, "--cfg": args.cfg, "--info": args.info}
+    chosen = [flag for flag, given in commands.items() if given]
+    if len(chosen) > 1:
+        raise UserError(f"{' and '.join(chosen)} do not go together: choose one")
+    if args.resolve and not (args.cfg or args.help):
+        raise UserError("--resolve goes with --cfg or --help")
+    if args.cfg == "job" and args.package not in (None, "_global_", *schema_keys()):
+        raise UserError(unknown_key(args.package))
+    if args.shell_completion or args.experimental_rerun:
+        flag = "--shell-completion" if args.shell_completion else "--experimental-rerun"
+        raise UserError(f"{flag} is not for hpcmoe submit; `hpcmoe resume RUN` brings a run back")
+
+
+def _show(hydra: Hydra, parser: argparse.ArgumentParser, args: argparse.Namespace) -> bool:
+    """Hydra's ways to look at a config instead of using it; False when none was asked for."""
+    if args.help:
+        hydra.app_help(args.config_name, parser, args)
+    elif args.hydra_help:
+        hydra.hydra_help(args.config_name, parser, args)
+    elif args.cfg:
+        hydra.show_cfg(args.config_name, args.overrides, args.cfg, args.package, args.resolve)
+    elif args.info:
+        hydra.show_info(args.info, args.config_name, args.overrides)
+    else:
+        return False
+    return True
+
+
+def _submit(config: Config, args: argparse.Namespace) -> int:
+    from hpcmoe.runs.create import create_run, submit_run
+
+    run = create_run(config, args.overrides)
+    job_id = submit_run(run, config)
+    messages = sys.stderr if args.json else sys.stdout
+    print(f"run {run.run_id} submitted as job {job_id}; its files are in {run.path}", file=messages)
+    if args.wait:
+        from hpcmoe.cli.wait import follow
+
+        return follow(run, as_json=args.json)
+    print(f"follow it:  hpcmoe logs {run.run_id} -f     hpcmoe status {run.run_id}", file=messages)
+    if args.json:
+        print(json.dumps({"run_id": run.run_id, "job_id": job_id, "run_dir": str(run.path)}, indent=2))
+    return 0
+
+
+def preview(configs: list[Config], as_json: bool) -> None:
+    """What would be submitted: the job script and the resolved config, of each run of a sweep."""
+    scripts = [job_script(config) for config in configs]
+    if as_json:
+        documents = [{"script": script, "config": to_plain(config)} for script, config in zip(scripts, configs, strict=True)]
+        print(json.dumps(documents[0] if len(documents) == 1 else {"runs": documents}, indent=2))
+        return
+    for script, config in zip(scripts, configs, strict=True):
+        print(f"# --- job script ---\n{script.rstrip()}\n\n# --- config.yaml ---\n{to_yaml(config).rstrip()}")
+
+
+def job_script(config: Config) -> str:
+    """The job script of a run that does not exist; RUN stands for its id."""
+    from hpcmoe.runs.create import job_spec
+    from hpcmoe.runs.jobspec import render
+    from hpcmoe.runs.registry import runs_root
+    from hpcmoe.runs.rundir import RunDir
+
+    return render(job_spec(RunDir(runs_root() / "RUN"), config))

@@ -1,0 +1,86 @@
+"""A run's configuration as a file of plain values: what every attempt reads. Not for composing: nothing is looked up here."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tempfile
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpcmoe.config.names import unknown_key
+from hpcmoe.config.schema import Config
+from hpcmoe.errors import UserError
+
+
+def to_plain(config: Config) -> dict[str, Any]:
+    """The configuration as dicts, lists and scalars; enums by name."""
+    return {key: _plain(value) for key, value in dataclasses.asdict(config).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, dict):
+        return {_plain(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def to_yaml(config: Config) -> str:
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return str(yaml.dump(to_plain(config), Dumper=dumper, sort_keys=False, allow_unicode=True, width=120))
+
+
+def freeze(config: Config, path: Path) -> None:
+    """Write ``config`` to ``path``, whole or not at all."""
+    fd, tmp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(to_yaml(config))
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(tmp, 0o644)
+        os.replace(tmp, path)
+    except BaseException:
+        Path(tmp).unlink(missing_ok=True)
+        raise
+
+
+def load_frozen(path: Path) -> Config:
+    """The configuration in ``path``. Keys that this version lacks, and values of a wrong type, are UserErrors."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+    try:
+        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, dict):
+        raise UserError(f"{path} is not a frozen config: a mapping was expected")
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), _literal(loaded)))
+    except (ConfigKeyError, ConfigAttributeError) as error:
+        raise UserError(f"{path} is from another version of hpcmoe: {unknown_key(str(error.full_key))}") from error
+    except OmegaConfBaseException as error:
+        raise UserError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from error
+    assert isinstance(config, Config)
+    return config
+
+
+def _literal(value: Any) -> Any:
+    """Guard ``${`` in frozen text: everything was resolved before freezing, so what still looks like a reference is text."""
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    if isinstance(value, dict):
+        return {key: _literal(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_literal(inner) for inner in value]
+    return value

@@ -1,0 +1,216 @@
+"""What types cannot say: sizes that must divide, numbers within limits, words out of a list. Fills in what was left to us.
+
+Not for what a cluster's site allows or whether a model fits: that is the planner's. Pure: looks at nothing but the config.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hpcmoe.config.choices import CHOICES, POSITIVE, ZERO_OR_MORE
+from hpcmoe.config.schema import Config, Precision
+from hpcmoe.errors import UserError, unknown_name
+
+MICROBATCH_TOKENS = 8192  # per rank: enough to fill matmuls, small enough for activations of models that fit at all
+
+
+def validate(config: Config) -> Config:
+    """A copy of ``config`` that can run, with layout.dp_shard, layout.ep and layout.microbatch as numbers.
+
+    Raises UserError that names the key, its value and what would be right, for the first thing that cannot be.
+    """
+    config = copy.deepcopy(config)
+    for check in (_names, _numbers, _model, _cluster, _precision, _parallel, _data, _schedule, _slurm):
+        check(config)
+    _resolve_layout(config)
+    _resolve_batch(config)
+    return config
+
+
+def value_at(config: Config, key: str) -> object:
+    """The value of a dotted key; None below something that is null."""
+    value: object = config
+    for name in key.split("."):
+        if value is None:
+            return None
+        value = getattr(value, name)
+    return value
+
+
+def _names(config: Config) -> None:
+    for key, valid in CHOICES.items():
+        value = str(value_at(config, key))
+        if value not in valid:
+            raise UserError(unknown_name(key, value, valid))
+
+
+def _numbers(config: Config) -> None:
+    tables: list[tuple[tuple[str, ...], str, Callable[[float], bool]]] = [
+        (POSITIVE, "above zero", lambda number: number > 0),
+        (ZERO_OR_MORE, "zero or more", lambda number: number >= 0),
+    ]
+    for keys, words, holds in tables:
+        for key in keys:
+            value = value_at(config, key)
+            if value is None:
+                continue
+            assert isinstance(value, (int, float)), key
+            if not (math.isfinite(value) and holds(value)):
+                raise UserError(f"{key}={value} must be {words}")
+    betas = config.optim.betas
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise UserError(f"optim.betas={betas} must be two numbers from 0 up to, not including, 1, such as [0.9,0.95]")
+    if config.optim.min_lr_ratio > 1:
+        raise UserError(f"optim.min_lr_ratio={config.optim.min_lr_ratio} must be at most 1: it is a part of optim.lr")
+
+
+def _model(config: Config) -> None:
+    model = config.model
+    if model.heads % model.kv_heads:
+        raise UserError(
+            f"model.kv_heads={model.kv_heads} must divide model.heads={model.heads}; {_near(model.kv_heads, model.heads)}"
+        )
+    if model.head_dim % 2:
+        raise UserError(f"model.head_dim={model.head_dim} must be even: rotary embeddings turn pairs of it")
+    if model.top_k > model.experts:
+        raise UserError(f"model.top_k={model.top_k} must be at most model.experts={model.experts}")
+    if model.experts % model.groups:
+        raise UserError(f"model.groups={model.groups} must divide model.experts={model.experts}")
+    if model.top_groups > model.groups:
+        raise UserError(f"model.top_groups={model.top_groups} must be at most model.groups={model.groups}")
+    if model.top_k > model.experts // model.groups * model.top_groups:
+        raise UserError(
+            f"model.top_k={model.top_k} experts are not to be found in model.top_groups={model.top_groups} groups "
+            f"of {model.experts // model.groups}; raise top_groups"
+        )
+    if model.first_dense_layers > model.layers:
+        raise UserError(f"model.first_dense_layers={model.first_dense_layers} must be at most model.layers={model.layers}")
+    if model.first_dense_layers and not model.ffn:
+        raise UserError(f"model.first_dense_layers={model.first_dense_layers} needs model.ffn, the width of a dense layer")
+    if config.train.seq_len > model.max_seq_len:
+        raise UserError(f"train.seq_len={config.train.seq_len} must be at most model.max_seq_len={model.max_seq_len}")
+
+
+def _cluster(config: Config) -> None:
+    cluster = config.cluster
+    if cluster.scheduler == "local" and config.nodes != 1:
+        raise UserError(
+            f"nodes={config.nodes}: cluster={cluster.name} is this machine alone; set nodes=1, or choose a Slurm cluster"
+        )
+    if cluster.nodes is not None and config.nodes > cluster.nodes:
+        raise UserError(f"nodes={config.nodes}: {cluster.name} has {cluster.nodes}")
+    if cluster.account_required and not config.slurm.account:
+        raise UserError(f"{cluster.name} counts every job against a budget: set slurm.account=NAME")
+
+
+def _precision(config: Config) -> None:
+    gpu = config.cluster.gpu
+    if config.precision.name is Precision.fp8 and gpu.peak_tflops.get("fp8") is None:
+        raise UserError(f"precision=fp8: {gpu.model} ({config.cluster.name}) has no FP8 units; use precision=bf16")
+
+
+def _parallel(config: Config) -> None:
+    for name in ("tp", "pp"):
+        size = getattr(config.layout, name)
+        if size > 1:
+            raise UserError(
+                f"layout.{name}={size}: not in this version, which trains with FSDP and expert parallelism; set layout.{name}=1"
+            )
+
+
+def _data(config: Config) -> None:
+    data = config.data
+    if data.source == "text":
+        if not data.path:
+            raise UserError("data=text needs data.path, a file or a directory of text")
+        data.path = str(Path(data.path).expanduser().absolute())
+    if data.tokenizer == "byte" and config.model.vocab_size < 256:
+        raise UserError(f"model.vocab_size={config.model.vocab_size} must be at least 256 for data.tokenizer=byte")
+
+
+def _schedule(config: Config) -> None:
+    steps, optim = config.train.steps, config.optim
+    if optim.schedule == "wsd" and optim.warmup_steps + (optim.decay_steps or 0) > steps:
+        raise UserError(
+            f"optim.warmup_steps={optim.warmup_steps} and optim.decay_steps={optim.decay_steps} are more than train.steps={steps}"
+        )
+    if optim.warmup_steps > steps:
+        raise UserError(f"optim.warmup_steps={optim.warmup_steps} must be at most train.steps={steps}")
+
+
+def _slurm(config: Config) -> None:
+    time, lead = config.slurm.time, config.resilience.stop_lead_s
+    if time is None or config.cluster.scheduler != "slurm":
+        return
+    from hpcmoe.slurm.parse import parse_time
+
+    seconds = parse_time(time)
+    if seconds is not None and seconds <= lead:
+        raise UserError(
+            f"resilience.stop_lead_s={lead} (seconds before the end at which the run saves and leaves) "
+            f"must be below slurm.time={time} ({seconds} s)"
+        )
+
+
+def _resolve_layout(config: Config) -> None:
+    layout, world = config.layout, config.world_size
+    fixed = layout.pp * layout.dp_replicate * layout.tp
+    sizes = f"pp={layout.pp} x dp_replicate={layout.dp_replicate} x tp={layout.tp}"
+    where = f"nodes={config.nodes} x gpus_per_node={config.gpus_per_node} = {world} ranks"
+    if layout.dp_shard is None:
+        if world % fixed:
+            raise UserError(f"layout: {sizes} = {fixed} must divide {where}")
+        layout.dp_shard = world // fixed
+    if fixed * layout.dp_shard != world:
+        right = f"; layout.dp_shard={world // fixed} would be right" if world % fixed == 0 else ""
+        raise UserError(f"layout: {sizes} x dp_shard={layout.dp_shard} = {fixed * layout.dp_shard} must be {where}{right}")
+    spread, experts = layout.dp_shard * layout.tp, config.model.experts
+    if layout.ep is None:
+        layout.ep = max(size for size in _divisors(math.gcd(spread, experts)) if size <= config.gpus_per_node)
+    if experts % layout.ep:
+        raise UserError(
+            f"layout.ep={layout.ep} must divide model.experts={experts}; {_near(layout.ep, math.gcd(spread, experts))}"
+        )
+    if spread % layout.ep:
+        raise UserError(
+            f"layout.ep={layout.ep} must divide dp_shard x tp = {spread} ranks; {_near(layout.ep, math.gcd(spread, experts))}"
+        )
+
+
+def _resolve_batch(config: Config) -> None:
+    train, layout = config.train, config.layout
+    assert layout.dp_shard is not None
+    ranks = layout.dp_replicate * layout.dp_shard
+    unit = train.seq_len * ranks
+    if train.global_batch_tokens % unit:
+        raise UserError(
+            f"train.global_batch_tokens={train.global_batch_tokens} must be a multiple of train.seq_len={train.seq_len} "
+            f"x {ranks} data-parallel ranks = {unit}; {_multiples(train.global_batch_tokens, unit)}"
+        )
+    sequences = train.global_batch_tokens // unit
+    if layout.microbatch is None:
+        layout.microbatch = max(size for size in _divisors(sequences) if size == 1 or size * train.seq_len <= MICROBATCH_TOKENS)
+    if sequences % layout.microbatch:
+        raise UserError(
+            f"layout.microbatch={layout.microbatch} must divide the {sequences} sequences a rank trains on per step; "
+            f"{_near(layout.microbatch, sequences)}"
+        )
+
+
+def _divisors(number: int) -> Iterator[int]:
+    return (size for size in range(1, number + 1) if number % size == 0)
+
+
+def _near(wanted: int, number: int) -> str:
+    """The divisors of ``number`` around ``wanted``, as advice."""
+    below = [size for size in _divisors(number) if size < wanted][-1:]
+    above = [size for size in _divisors(number) if size > wanted][:1]
+    return f"{' or '.join(str(size) for size in below + above)} would do"
+
+
+def _multiples(wanted: int, unit: int) -> str:
+    below = wanted // unit * unit
+    return " or ".join(str(size) for size in (below, below + unit) if size) + " would do"
