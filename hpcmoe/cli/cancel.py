@@ -21,5 +21,7 @@ def main(argv: list[str]) -> int:
     if args.json:
         print(json.dumps({key: facts[key] for key in ("run_id", "job_id", "state", "reason", "step")}, indent=2))
     else:
-        print(f"run {facts['run_id']} is {view.state}, at step {facts['step']}; `hpcmoe resume {facts['run_id']}` would continue it")
+        print(
+            f"run {facts['run_id']} is {view.state}, at step {facts['step']}; `hpcmoe resume {facts['run_id']}` would continue it"
+        )
     return 0

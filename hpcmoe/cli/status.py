@@ -78,7 +78,9 @@ def progress(view: RunView) -> str:
         return f"no step yet, of {view.record.planned.get('steps')}"
     last = metrics[-1]
     mfu = last.get("mfu")
-    mfu_text = f", MFU {100 * mfu:.1f} % ({last.get('flops_convention')}, peak {last.get('peak_tflops'):.3g} TFLOP/s)" if mfu else ""
+    mfu_text = (
+        f", MFU {100 * mfu:.1f} % ({last.get('flops_convention')}, peak {last.get('peak_tflops'):.3g} TFLOP/s)" if mfu else ""
+    )
     return (
         f"step {last['step']} of {view.record.planned.get('steps')}: loss {last['loss']:.4f}, "
         f"{last.get('tokens_per_s', 0.0):.0f} tokens/s{mfu_text}"

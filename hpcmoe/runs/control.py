@@ -66,7 +66,9 @@ def _wait_until_gone(run: RunDir) -> None:
         if now.state not in ("QUEUED", "RUNNING", "UNKNOWN"):
             return
         time.sleep(CANCEL_POLL_S)
-    raise UserError(f"job of run {run.run_id} is still there after {CANCEL_SLACK_S:.0f} s beyond KillWait; the cancellation stands")
+    raise UserError(
+        f"job of run {run.run_id} is still there after {CANCEL_SLACK_S:.0f} s beyond KillWait; the cancellation stands"
+    )
 
 
 def _kill_wait_s() -> float:

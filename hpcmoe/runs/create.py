@@ -75,7 +75,9 @@ def submit_run(run: RunDir, cfg: Config, how: str = "submit") -> str:
         raise UserError(f"Slurm refuses the job: {refused}") from refused
     except SlurmError as error:
         Journal(run.journal).append("submit_failed", reason=str(error))
-        raise UserError(f"run {run.run_id} is planned but not submitted: {error}; `hpcmoe resume {run.run_id}` tries again") from error
+        raise UserError(
+            f"run {run.run_id} is planned but not submitted: {error}; `hpcmoe resume {run.run_id}` tries again"
+        ) from error
     journal_submitted(run, job_id, how)
     return job_id
 

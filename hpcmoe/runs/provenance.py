@@ -67,7 +67,11 @@ def _git_facts(folder: Path, name: str, tree: Path) -> dict[str, Any] | None:
     status = _git(tree, "status", "--porcelain") or ""
     write_atomic(folder / f"{name}_git_status.txt", status)
     write_atomic(folder / f"{name}_git_diff.patch", _git(tree, "diff", "HEAD") or "")
-    return {"commit": commit.strip(), "dirty": bool(status.strip()), "tree": (_git(tree, "rev-parse", "--show-toplevel") or "").strip()}
+    return {
+        "commit": commit.strip(),
+        "dirty": bool(status.strip()),
+        "tree": (_git(tree, "rev-parse", "--show-toplevel") or "").strip(),
+    }
 
 
 def _slurm_facts() -> dict[str, Any] | None:

@@ -84,7 +84,9 @@ class Record:
     @property
     def attempts_since_resume(self) -> list[Attempt]:
         """The attempts that count for the crash budget: a user who resumes a run by hand gives it a new one."""
-        resumed = max((event["t"] for event in self.events if event["event"] == "submitted" and event.get("how") == "resume"), default=0.0)
+        resumed = max(
+            (event["t"] for event in self.events if event["event"] == "submitted" and event.get("how") == "resume"), default=0.0
+        )
         return [attempt for attempt in self.attempts if attempt.ended is None or attempt.ended > resumed]
 
 

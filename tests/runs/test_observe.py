@@ -42,11 +42,15 @@ ENDED = (60.0, "attempt_ended", {"attempt": "7.0", "cause": "preempted"})
         # blind, or forgotten: never a guess
         ([PLANNED, SUBMITTED, STARTED], JobView(reachable=False, problem="no answer"), "UNKNOWN"),
         ([PLANNED, SUBMITTED, STARTED], JobView(), "UNKNOWN"),
-        ([PLANNED, SUBMITTED], JobView("UNKNOWN"), "UNKNOWN"), # a state word of a newer Slurm is no end,
+        ([PLANNED, SUBMITTED], JobView("UNKNOWN"), "UNKNOWN"),  # a state word of a newer Slurm is no end,
         ([PLANNED, SUBMITTED, STARTED, (61.0, "finished", {"state": "COMPLETED"})], JobView("RUNNING"), "COMPLETED"),
         ([PLANNED, SUBMITTED, STARTED, (61.0, "rested", {"state": "STOPPED"})], JobView("COMPLETING"), "STOPPED"),
         # resumed by hand after that
-        ([PLANNED, SUBMITTED, (61.0, "finished", {"state": "FAILED"}), (62.0, "submitted", {"job_id": "8"})], JobView("PENDING"), "QUEUED"),
+        (
+            [PLANNED, SUBMITTED, (61.0, "finished", {"state": "FAILED"}), (62.0, "submitted", {"job_id": "8"})],
+            JobView("PENDING"),
+            "QUEUED",
+        ),
         ([PLANNED, SUBMITTED, (61.0, "cancel_requested", {})], JobView("COMPLETED"), "CANCELLED"),
         ([PLANNED, SUBMITTED, STARTED, ENDED, (61.0, "stranded", {"reason": "refused"})], JobView("FAILED"), "STOPPED"),
     ],
