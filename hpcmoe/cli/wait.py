@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
 
 
 def follow(run: RunDir, as_json: bool = False, quiet: bool = False) -> int:
-    """Supervise the run to its end; returns the exit code of its result. With ``as_json`` everything but the result is on stderr."""
+    """Supervise the run to its end; returns the exit code of its result. ``as_json``: all but the result goes to stderr."""
     stream = sys.stderr if as_json else sys.stdout
 
     def say(line: str) -> None:

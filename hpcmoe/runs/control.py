@@ -61,7 +61,7 @@ def _wait_until_gone(run: RunDir) -> None:
     deadline = time.monotonic() + _kill_wait_s() + CANCEL_SLACK_S
     while time.monotonic() < deadline:
         now = see(run)
-        if now.record.finished is not None and not (now.job.state == "RUNNING"):
+        if now.record.finished is not None and now.job.state != "RUNNING":
             return
         if now.state not in ("QUEUED", "RUNNING", "UNKNOWN"):
             return

@@ -1,4 +1,4 @@
-"""Making a run and handing it to a scheduler: the way from a checked config to a job id. Not for composing or checking configs."""
+"""Making a run and handing it to a scheduler: from a checked config to a job id. Not for composing or checking configs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def job_spec(run: RunDir, cfg: Config, token: str | None = None) -> JobSpec:
 
 
 def submit_run(run: RunDir, cfg: Config, how: str = "submit") -> str:
-    """Submit the run; returns the job id. A refusal by Slurm is a UserError, and a run that never existed for Slurm is removed."""
+    """Submit the run; returns the job id. A refusal by Slurm is a UserError, and a run that Slurm never took is removed."""
     make_plugins_importable()
     from hydra_plugins.hpcmoe_launchers import executor_for
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from hpcmoe.runs.story import Attempt
 
@@ -15,7 +15,7 @@ from hpcmoe.runs.story import Attempt
 SIGNAL_EARLY_S = 60.0
 
 
-class Cause(str, Enum):
+class Cause(StrEnum):
     """Why an attempt ended."""
 
     COMPLETED = "completed"
@@ -52,7 +52,7 @@ class Ending:
     end_time: float | None = None
 
 
-class Step(str, Enum):
+class Step(StrEnum):
     """What happens next."""
 
     FINISH = "finish"  # for good, with a state

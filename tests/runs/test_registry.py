@@ -43,7 +43,7 @@ def test_an_unknown_run_gets_the_nearest_name(root: Path) -> None:
 
 
 def test_no_runs_at_all_says_where_it_looked(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no runs in .*hpcmoe submit"):
+    with pytest.raises(UserError, match=r"no runs in .*hpcmoe submit"):
         find_run("latest", tmp_path)
 
 
