@@ -5,7 +5,6 @@ The command line prints a ``UserError`` as one line and exits with 2; nothing ha
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -15,6 +14,8 @@ class UserError(ValueError):
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
     """The valid name closest to ``word``, or None when nothing is near enough to be helpful."""
+    import difflib  # here, since only mistakes need it and every command would pay for it
+
     matches = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.5)
     return matches[0] if matches else None
 

@@ -14,7 +14,8 @@ from omegaconf import MISSING
 class GpuConfig:
     model: str = "cpu"
     mem_gib: float | None = None
-    peak_tflops: dict[str, float | None] = field(default_factory=dict)  # dense, by precision (bf16, fp8, fp32); null: not supported
+    # Dense, by precision (bf16, fp8, fp32); null: not supported.
+    peak_tflops: dict[str, float | None] = field(default_factory=dict)
     hbm_gb_s: float | None = None  # GB/s = 1e9 bytes/s
 
 

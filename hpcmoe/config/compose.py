@@ -5,6 +5,7 @@ Not for judging values (hpcmoe.config.validate) nor for wording Hydra's exceptio
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,40 +72,43 @@ def compose(
 
 def to_config(composed: DictConfig) -> Config:
     """The dataclass object behind a composed configuration; interpolations are resolved. Raises UserError."""
-    from omegaconf import OmegaConf, flag_override
+    from omegaconf import OmegaConf
 
-    node = composed.copy()
-    if "hydra" in node:
-        with flag_override(node, ["struct", "readonly"], False):
-            # Interpolations into the hydra node (${hydra:...}) go through Hydra's own resolver and do not need it here.
-            del node["hydra"]
-    added = next(_unknown_keys(node), None)
-    if added:
-        raise UserError(unknown_key(added))
-    with as_user_error():
-        missing = [key for key in schema_keys() if key in OmegaConf.missing_keys(node)]
-        if missing:
-            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-            raise UserError(f"{missing[0]} is not given{more}; set {missing[0]}=VALUE, or choose a group option that does")
-        config = OmegaConf.to_object(node)
-    if not isinstance(config, Config):
+    if OmegaConf.get_type(composed) is not Config:
         raise UserError(f"the config does not start from the schema: add '{SCHEMA}' to its defaults, or use {ROOT}")
-    return config
+    added, missing = _survey(composed)
+    if added:
+        raise UserError(unknown_key(added[0]))
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise UserError(f"{missing[0]} is not given{more}; set {missing[0]}=VALUE, or choose a group option that does")
+    with as_user_error():
+        values = {field.name: composed[field.name] for field in dataclasses.fields(Config)}
+        plain = {name: OmegaConf.to_object(value) if OmegaConf.is_config(value) else value for name, value in values.items()}
+    return Config(**plain)
 
 
-def _unknown_keys(node: DictConfig, owner: str = "") -> Iterator[str]:
-    """Keys below ``node`` that the schema lacks: Hydra's ``+key=`` puts them there without asking the schema."""
+def _survey(node: DictConfig, owner: str = "") -> tuple[list[str], list[str]]:
+    """Keys below ``node`` that the schema lacks (Hydra's ``+key=`` adds them without asking it), and keys that have no value."""
     from omegaconf import DictConfig
 
     known = schema_keys()
+    added: list[str] = []
+    missing: list[str] = []
     for name in map(str, node):
         key = f"{owner}.{name}" if owner else name
+        inner = node._get_node(name)
+        if key == "hydra":
+            continue
         if key not in known:
-            yield key
-        elif not known[key]:
-            inner = node._get_node(name)
-            if isinstance(inner, DictConfig) and not (inner._is_none() or inner._is_missing() or inner._is_interpolation()):
-                yield from _unknown_keys(inner, key)
+            added.append(key)
+        elif inner._is_missing():
+            missing.append(key)
+        elif not known[key] and isinstance(inner, DictConfig) and not (inner._is_none() or inner._is_interpolation()):
+            added_inside, missing_inside = _survey(inner, key)
+            added += added_inside
+            missing += missing_inside
+    return added, missing
 
 
 def load(overrides: Sequence[str] = (), config_dir: str | None = None, config_name: str = ROOT) -> Config:

@@ -127,8 +127,10 @@ def _data(config: Config) -> None:
         if not data.path:
             raise UserError("data=text needs data.path, a file or a directory of text")
         data.path = str(Path(data.path).expanduser().absolute())
-    if data.tokenizer == "byte" and config.model.vocab_size < 256:
-        raise UserError(f"model.vocab_size={config.model.vocab_size} must be at least 256 for data.tokenizer=byte")
+    if data.tokenizer == "byte" and config.model.vocab_size < 257:
+        raise UserError(
+            f"model.vocab_size={config.model.vocab_size} must be at least 257 for data.tokenizer=byte: 256 bytes and the end of a document"
+        )
 
 
 def _schedule(config: Config) -> None:
@@ -143,15 +145,23 @@ def _schedule(config: Config) -> None:
 
 def _slurm(config: Config) -> None:
     time, lead = config.slurm.time, config.resilience.stop_lead_s
-    if time is None or config.cluster.scheduler != "slurm":
+    if time is None:
         return
-    from hpcmoe.slurm.parse import parse_time
+    from hpcmoe.slurm.parse import parse_duration
 
-    seconds = parse_time(time)
-    if seconds is not None and seconds <= lead:
+    try:
+        seconds = parse_duration(time)
+    except ValueError as error:
+        forms = "minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S"
+        raise UserError(f"slurm.time={time!r} is not a time of Slurm's; write {forms}, such as 24:00:00 or 4-00:00:00") from error
+    if seconds is None:
+        return
+    if seconds <= 0:
+        raise UserError(f"slurm.time={time} must be above zero")
+    if seconds <= lead:
         raise UserError(
             f"resilience.stop_lead_s={lead} (seconds before the end at which the run saves and leaves) "
-            f"must be below slurm.time={time} ({seconds} s)"
+            f"must be below slurm.time={time} ({seconds:.0f} s)"
         )
 
 

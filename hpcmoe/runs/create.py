@@ -13,7 +13,6 @@ from hpcmoe.resources import make_plugins_importable
 from hpcmoe.runs.jobspec import JobSpec
 from hpcmoe.runs.journal import Journal, read_journal
 from hpcmoe.runs.place import local_pid, process_start_ticks
-from hpcmoe.runs.provenance import write_provenance
 from hpcmoe.runs.registry import new_run_id, runs_root
 from hpcmoe.runs.rundir import RunDir, write_atomic
 from hpcmoe.slurm.command import SlurmError, SlurmRejected
@@ -21,6 +20,8 @@ from hpcmoe.slurm.command import SlurmError, SlurmRejected
 
 def create_run(cfg: Config, overrides: list[str], root: Path | None = None) -> RunDir:
     """A new run directory with its frozen config, provenance and first journal line. It appears whole or not at all."""
+    from hpcmoe.runs.provenance import write_provenance  # here: a dry run needs job_spec alone, and fast
+
     root = root or runs_root()
     root.mkdir(parents=True, exist_ok=True)
     run_id = new_run_id(root)
