@@ -30,7 +30,7 @@ def choose_kernel(device: torch.device) -> Kernel:
 
 
 def row_multiple(device: torch.device, dtype: torch.dtype) -> int:
-    """Each expert's rows are padded to this: few shapes for bf16 on CPU (oneDNN compiles a kernel a shape), whole tiles on GPU."""
+    """Each expert's rows are padded to this: few shapes for bf16 on CPU (oneDNN compiles one kernel each), whole tiles on GPU."""
     if device.type == "cuda":
         return 16
     return 64 if dtype == torch.bfloat16 else 1

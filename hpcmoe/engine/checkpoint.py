@@ -1,0 +1,182 @@
+"""Saving: torch.distributed.checkpoint into a directory beside, checksums, manifest, rename. In a thread, or blocking to leave.
+
+Not for loading (hpcmoe.engine.restore) nor for the on-disk rules (hpcmoe.engine.manifest).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map
+
+from hpcmoe.config.schema import CheckpointConfig
+from hpcmoe.engine import manifest
+from hpcmoe.engine.rng import rng_state
+from hpcmoe.runs.journal import Journal
+
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # moments keyed by parameter name: any layout can read them
+
+
+@dataclass
+class Progress:
+    """How far training is; all that the schedule and the data order need."""
+
+    step: int = 0
+    tokens: int = 0
+    position: int = 0  # samples consumed
+    corpus: str = ""  # its fingerprint
+
+
+def collect_state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> dict[str, Any]:
+    """Everything a run continues from, by name. Tensors are the live ones."""
+    return {
+        "model": get_model_state_dict(model),
+        "optim": get_optimizer_state_dict(model, optimizer, options=FLAT),
+        "progress": asdict(progress),
+        "rng": {str(dist.get_rank()): rng_state()},
+    }
+
+
+def staged(state: dict[str, Any]) -> dict[str, Any]:
+    """A copy in CPU memory that later steps do not touch."""
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, DTensor):
+            local = value.to_local().detach()
+            return DTensor(local.to("cpu", copy=True), value._spec, requires_grad=False)
+        return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
+
+    return tree_map(copy, state)
+
+
+@dataclass
+class Checkpointer:
+    """One save at a time. All ranks call the same methods in the same order; collectives run in a group of their own."""
+
+    checkpoints: Path
+    attempt: str
+    config: CheckpointConfig
+    facts: dict[str, Any]  # what the manifest tells people and later versions
+    journal: Journal | None  # rank 0's
+    saved_step: int | None = None  # the newest step known to be durable, on every rank
+    group: dist.ProcessGroup = field(init=False)
+
+    def __post_init__(self) -> None:
+        group = dist.new_group(backend="gloo")  # never the training's: a thread uses it while steps run
+        assert group is not None
+        self.group = group
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._flight: tuple[int, Future[None]] | None = None
+
+    def start(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+        """Save in the background; the caller is held for the copy only, and for an earlier save that is not done yet."""
+        begun = time.monotonic()
+        self.wait(strict=False)
+        state = staged(collect_state(model, optimizer, progress))
+        blocked = time.monotonic() - begun
+        self._flight = (progress.step, self._pool.submit(self._write, state, progress.step, begun, blocked))
+        if not self.config.asynchronous:
+            self.wait(strict=False)
+
+    def save_durably(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+        """Return when the current step is in a published checkpoint; raise if it cannot be. None is written twice."""
+        self.wait(strict=False)
+        if self.saved_step == progress.step:
+            return
+        state = collect_state(model, optimizer, progress)
+        begun = time.monotonic()
+        self._flight = (progress.step, self._pool.submit(self._write, state, progress.step, begun, None))
+        self.wait(strict=True)
+
+    def in_flight(self) -> bool:
+        return self._flight is not None and not self._flight[1].done()
+
+    def wait(self, strict: bool) -> None:
+        """Until no save is in flight. A failed one is journalled; it raises only if ``strict``."""
+        if self._flight is None:
+            return
+        step, future = self._flight
+        self._flight = None
+        try:
+            future.result()
+        except Exception as error:
+            if self.journal is not None:
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                self.journal.append("checkpoint_failed", step=step, checkpoint=manifest.checkpoint_name(step), reason=reason)
+                print(f"checkpoint of step {step} failed: {reason}", file=sys.stderr, flush=True)
+            if strict:
+                raise
+        else:
+            self.saved_step = step
+
+    def _write(self, state: dict[str, Any], step: int, begun: float, blocked: float | None) -> None:
+        rank = dist.get_rank()
+        tmp = self.checkpoints / manifest.scrap_name(step, self.attempt, "tmp")
+        if rank == 0:
+            shutil.rmtree(tmp, ignore_errors=True)
+            tmp.mkdir(parents=True)
+        dist.barrier(self.group)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", category=FutureWarning)
+            dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp, thread_count=1, sync_files=True), process_group=self.group)
+        own = [name for name in os.listdir(tmp) if name.startswith(f"__{rank}_") or (rank == 0 and name == ".metadata")]
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, manifest.record_files(tmp, own), group=self.group)
+        outcome: list[str | None] = [None]
+        if rank == 0:
+            records = [record for part in gathered for record in part]
+            try:
+                whole(dcp.FileSystemReader(tmp))
+                manifest.publish(self.checkpoints, step, self.attempt, records, self.facts | state["progress"])
+            except OSError as error:
+                outcome = [str(error)]
+            else:
+                self._tell(step, sum(record.bytes for record in records), time.monotonic() - begun, blocked)
+        dist.broadcast_object_list(outcome, src=0, group=self.group)
+        if outcome[0] is not None:
+            raise OSError(outcome[0])
+        if rank == 0:
+            self._prune(step)
+
+    def _tell(self, step: int, size: int, seconds: float, blocked: float | None) -> None:
+        assert self.journal is not None
+        self.journal.append(
+            "checkpoint_saved",
+            step=step,
+            checkpoint=manifest.checkpoint_name(step),
+            seconds=round(seconds, 4),
+            blocked_s=round(seconds if blocked is None else blocked, 4),
+            bytes=size,
+        )
+
+    def _prune(self, newest: int) -> None:
+        steps = manifest.published(self.checkpoints)
+        for step in manifest.to_delete(steps, newest, self.config.keep_last, self.config.keep_every):
+            try:
+                manifest.delete(self.checkpoints, step, self.attempt)
+            except OSError as error:
+                print(f"could not delete {manifest.checkpoint_name(step)}: {error}", file=sys.stderr, flush=True)
+
+
+def whole(reader: dcp.FileSystemReader) -> None:
+    """Every tensor's pieces must add up to the tensor: a checkpoint with one rank's experts only is not published."""
+    for name, entry in reader.read_metadata().state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            pieces = sum(chunk.sizes.numel() for chunk in entry.chunks)
+            if pieces != entry.size.numel():
+                raise OSError(f"{name} has {pieces} of its {entry.size.numel()} elements in the checkpoint")

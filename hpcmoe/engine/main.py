@@ -1,0 +1,217 @@
+"""One rank from its start to its exit code: join the others, build, load, train, tell the batch shell how it ended.
+
+0: verdict written; 2: the user's error; 1: anything else, with its traceback in the attempt's directory.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import hpcmoe
+from hpcmoe.config.freeze import load_frozen
+from hpcmoe.config.schema import Config
+from hpcmoe.data.corpus import Corpus, load_corpus
+from hpcmoe.data.loader import Loader
+from hpcmoe.engine import manifest
+from hpcmoe.engine.checkpoint import Checkpointer, Progress
+from hpcmoe.engine.launch import Launch, check_world, read_launch
+from hpcmoe.engine.mesh import build_meshes, join_world, pick_device
+from hpcmoe.engine.optimizer import build_optimizer
+from hpcmoe.engine.parallelize import init_weights, materialize, parallelize
+from hpcmoe.engine.peak import Peak, find_peak
+from hpcmoe.engine.report import Reporter, quantity
+from hpcmoe.engine.restore import load_newest
+from hpcmoe.engine.rng import seed_everything
+from hpcmoe.engine.stop import ControlFiles, StopSignals
+from hpcmoe.engine.support import Sizes, check_engine
+from hpcmoe.engine.trainer import Lead, Outcome, Trainer
+from hpcmoe.engine.verdict import write_error, write_verdict
+from hpcmoe.errors import UserError
+from hpcmoe.models.accounting import parameters
+from hpcmoe.models.transformer import Transformer
+from hpcmoe.runs.journal import Journal
+from hpcmoe.runs.rundir import RunDir
+
+
+class StartupClock:
+    """Seconds from the process's first line to its first step, by part."""
+
+    def __init__(self, begun: float) -> None:
+        self._last = begun
+        self.parts: dict[str, float] = {}
+
+    def mark(self, part: str) -> None:
+        now = time.monotonic()
+        self.parts[part] = round(now - self._last, 3)
+        self._last = now
+
+
+def run_rank(run_dir: Path, signals: StopSignals, begun: float) -> int:
+    """Never returns on a failure that other ranks could be waiting for: threads in a collective would hold the exit."""
+    clock = StartupClock(begun)
+    clock.mark("imports")
+    run = RunDir(run_dir.absolute())
+    launch: Launch | None = None
+    try:
+        launch = read_launch(run.path, os.environ)
+        config = load_frozen(run.config)
+        outcome = _train(run, launch, config, signals, clock)
+        if launch.rank == 0:
+            write_verdict(run, launch.attempt, outcome.verdict, outcome.step, outcome.source)
+        dist.barrier()
+        code = 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        attempt = launch.attempt if launch is not None else os.environ.get("HPCMOE_ATTEMPT", "unknown")
+        newest = manifest.published(run.checkpoints)
+        write_verdict(run, attempt, "failed", newest[0] if newest else 0, reason=str(error))
+        code = 2
+    except BaseException as error:
+        traceback.print_exc()
+        if launch is not None:
+            write_error(run, launch.attempt, launch.rank, error)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, clock: StartupClock) -> Outcome:
+    check_world(launch, config.world_size, config.gpus_per_node)
+    sizes = check_engine(config)
+    device = pick_device(config.cluster.device, launch.local_rank)
+    _set_numerics(config)
+    join_world(launch, device)
+    meshes = build_meshes(sizes, device)
+    clock.mark("rendezvous")
+
+    corpus = load_corpus(config.data)
+    loader = Loader(corpus, config.train.seq_len, config.train.seed)
+    clock.mark("corpus")
+
+    seed_everything(config.train.seed, launch.rank)
+    with torch.device("meta"):
+        model = Transformer(config.model)
+    parallelize(model, meshes, config.precision)
+    materialize(model, device)
+    init_weights(model, device, config.train.seed)
+    optimizer = build_optimizer(model, config.optim)
+    clock.mark("build")
+
+    journal = Journal(run.journal, launch.attempt) if launch.rank == 0 else None
+    facts = _facts(config, sizes)
+    run.checkpoints.mkdir(exist_ok=True)
+    checkpointer = Checkpointer(run.checkpoints, launch.attempt, config.checkpoint, facts, journal)
+    _same_corpus_everywhere(corpus, checkpointer.group)
+    progress = load_newest(run.checkpoints, config.checkpoint.verify, facts, model, optimizer, checkpointer.group, journal)
+    if progress is None:
+        init_weights(model, device, config.train.seed)  # again: a checkpoint that failed half-way may have been loaded
+        optimizer.state.clear()
+        progress = Progress(corpus=corpus.fingerprint)
+    else:
+        _same_corpus_as_before(progress, corpus)
+        checkpointer.saved_step = progress.step
+    if launch.rank == 0:
+        manifest.sweep_scraps(run.checkpoints, launch.attempt)
+    clock.mark("load")
+
+    peak = find_peak(config, device)
+    clock.mark("peak")
+    lead = None
+    if journal is not None:
+        for line in _banner(config, sizes, device, corpus, peak, progress):
+            print(line, flush=True)
+        tensorboard = run.tensorboard if config.logging.tensorboard else None
+        reporter = Reporter(run.metrics, tensorboard, progress.step + 1, config.train.steps, config.logging.interval, peak)
+        lead = Lead(journal, ControlFiles(run.control, run.notice(launch.attempt)), reporter)
+
+    def first_step(step: int) -> None:
+        clock.mark("first_step")
+        if journal is not None:
+            journal.append("first_step", step=step, startup=clock.parts)
+
+    trainer = Trainer(
+        config=config,
+        sizes=sizes,
+        attempt=launch.attempt,
+        rank=launch.rank,
+        data_rank=meshes.data_rank(),
+        device=device,
+        model=model,
+        optimizer=optimizer,
+        loader=loader,
+        checkpointer=checkpointer,
+        progress=progress,
+        signals=signals,
+        peak=peak,
+        lead=lead,
+        on_first_step=first_step,
+    )
+    outcome = trainer.run()
+    if lead is not None:
+        lead.reporter.close()
+        print(f"{outcome.verdict} at step {outcome.step}", flush=True)
+    return outcome
+
+
+def _set_numerics(config: Config) -> None:
+    """Threads from the job, not from the host: sums over another number of threads round differently."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "") or config.slurm.cpus_per_task or 1))
+    if config.train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _facts(config: Config, sizes: Sizes) -> dict[str, object]:
+    """What a checkpoint's manifest tells; ``model`` must agree when it is loaded."""
+    model = config.model
+    shape = {key: getattr(model, key) for key in ("vocab_size", "hidden", "layers", "heads", "kv_heads", "head_dim", "experts")}
+    return {
+        "hpcmoe": hpcmoe.__version__,
+        "torch": torch.__version__,
+        "world_size": config.world_size,
+        "layout": str(sizes),
+        "experts": model.experts,
+        "model": shape | {"expert_ffn": model.expert_ffn, "parameters": parameters(model).total},
+    }
+
+
+def _same_corpus_everywhere(corpus: Corpus, group: dist.ProcessGroup) -> None:
+    prints: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(prints, corpus.fingerprint, group=group)
+    strangers = [rank for rank, fingerprint in enumerate(prints) if fingerprint != prints[0]]
+    if strangers:
+        raise UserError(
+            f"ranks {strangers} read another corpus than rank 0 ({corpus.description}); every node must have the same files"
+        )
+
+
+def _same_corpus_as_before(progress: Progress, corpus: Corpus) -> None:
+    if progress.corpus != corpus.fingerprint:
+        raise UserError(
+            f"the checkpoint of step {progress.step} was trained on a corpus with fingerprint {progress.corpus[:12]}, "
+            f"this one has {corpus.fingerprint[:12]} ({corpus.description}); resume with the same Python or the same files"
+        )
+
+
+def _banner(config: Config, sizes: Sizes, device: torch.device, corpus: Corpus, peak: Peak, progress: Progress) -> list[str]:
+    model, counts = config.model, parameters(config.model)
+    threads = torch.get_num_threads()
+    where = "CPU, gloo" if device.type == "cpu" else f"{torch.cuda.get_device_name(device)}, NCCL"
+    accumulation = sizes.global_batch // sizes.data_ranks // sizes.microbatch
+    return [
+        f"model    {model.name}: {quantity(counts.total)} parameters, {quantity(counts.active)} active; {model.layers} layers, "
+        f"hidden {model.hidden}, {model.experts} experts, top {model.top_k}",
+        f"layout   {config.world_size} ranks: {sizes}; {threads} thread(s) each; {where}; {peak.precision} ({peak})",
+        f"data     {corpus.description}; {config.train.seq_len} tokens x {sizes.global_batch} sequences a step "
+        f"({sizes.data_ranks} ranks x {accumulation} microbatches of {sizes.microbatch})",
+        f"{'resume' if progress.step else 'start '}   after step {progress.step} of {config.train.steps}",
+    ]

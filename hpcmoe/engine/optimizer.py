@@ -1,0 +1,62 @@
+"""AdamW over parameters that live on different meshes, and the gradient norm over all of them.
+
+The norm needs no collective of its own: each rank's share rides in the step's one reduction (hpcmoe.engine.agreement).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from hpcmoe.config.schema import OptimConfig
+
+
+def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
+    """Groups by mesh (a fused step takes one mesh) and by decay: norms and biases, the one-dimensional ones, do not decay."""
+    groups: dict[tuple[object, bool], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        groups.setdefault((mesh, parameter.dim() > 1), []).append(parameter)
+    return torch.optim.AdamW(
+        [{"params": group, "weight_decay": optim.weight_decay if decays else 0.0} for (_, decays), group in groups.items()],
+        lr=optim.lr,
+        betas=(optim.betas[0], optim.betas[1]),
+        eps=optim.eps,
+        fused=True,
+    )
+
+
+def _local_gradients(model: nn.Module) -> list[tuple[nn.Parameter, torch.Tensor]]:
+    """Each parameter with this rank's part of its gradient."""
+    pairs = []
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            grad = parameter.grad
+            pairs.append((parameter, grad.to_local() if isinstance(grad, DTensor) else grad))
+    return pairs
+
+
+def _counts_here(parameter: torch.Tensor, rank: int) -> bool:
+    """Whether this rank speaks for its part: of replicas only the first does."""
+    if not isinstance(parameter, DTensor):
+        return rank == 0
+    coordinate = parameter.device_mesh.get_coordinate()
+    assert coordinate is not None
+    return all(at == 0 or not placement.is_replicate() for at, placement in zip(coordinate, parameter.placements, strict=True))
+
+
+@torch.no_grad()
+def local_squared_norm(model: nn.Module, rank: int) -> torch.Tensor:
+    """This rank's share of the squared gradient norm, fp64 scalar; the sum over all ranks is the whole."""
+    grads = [grad for parameter, grad in _local_gradients(model) if _counts_here(parameter, rank) and grad.numel()]
+    if not grads:
+        return torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
+    return torch.stack(torch._foreach_norm(grads)).double().square().sum()
+
+
+@torch.no_grad()
+def clip_gradients(model: nn.Module, norm: float, limit: float) -> None:
+    """Scale all gradients so that a global ``norm`` above ``limit`` becomes ``limit``; limit 0: never."""
+    if limit > 0 and norm > limit:
+        torch._foreach_mul_([grad for _, grad in _local_gradients(model) if grad.numel()], limit / (norm + 1e-6))

@@ -1,0 +1,75 @@
+"""Which configs this engine runs; torch-free, so that validation can refuse the others before anything is submitted.
+
+Model shapes: hpcmoe.models.support. Not for choosing a layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcmoe.config.schema import Config, Precision
+from hpcmoe.data.tokenizer import check_vocabulary
+from hpcmoe.errors import UserError
+from hpcmoe.models.support import check_model
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The layout in numbers. Sequences unless said otherwise."""
+
+    dp_replicate: int  # ranks
+    dp_shard: int  # ranks
+    tp: int
+    pp: int
+    ep: int
+    efsdp: int  # ranks over which one expert is sharded: dp_shard * tp / ep
+    global_batch: int
+    microbatch: int
+
+    @property
+    def data_ranks(self) -> int:
+        return self.dp_replicate * self.dp_shard
+
+    def __str__(self) -> str:
+        return (
+            f"pp={self.pp} dp_replicate={self.dp_replicate} dp_shard={self.dp_shard} tp={self.tp} ep={self.ep} efsdp={self.efsdp}"
+        )
+
+
+def resolve_sizes(config: Config) -> Sizes:
+    """The numbers of a validated config. They are checked again: config.yaml may have been edited, and ranks would hang."""
+    layout, train, world = config.layout, config.train, config.world_size
+    if layout.dp_shard is None or layout.ep is None or layout.microbatch is None:
+        raise UserError("config.yaml leaves layout.dp_shard, layout.ep or layout.microbatch open; submit resolves them")
+    ranks = layout.pp * layout.dp_replicate * layout.dp_shard * layout.tp
+    if ranks != world:
+        raise UserError(
+            f"the layout has {ranks} ranks, the run {world} (nodes={config.nodes} x gpus_per_node={config.gpus_per_node})"
+        )
+    if layout.dp_shard * layout.tp % layout.ep or config.model.experts % layout.ep:
+        raise UserError(f"layout.ep={layout.ep} must divide dp_shard x tp and model.experts={config.model.experts}")
+    batch, rest = divmod(train.global_batch_tokens, train.seq_len)
+    data_ranks = layout.dp_replicate * layout.dp_shard
+    if rest or batch % (data_ranks * layout.microbatch):
+        raise UserError(
+            f"train.global_batch_tokens={train.global_batch_tokens} must be a multiple of {data_ranks} data-parallel ranks x "
+            f"layout.microbatch={layout.microbatch} x train.seq_len={train.seq_len}"
+        )
+    efsdp = layout.dp_shard * layout.tp // layout.ep
+    return Sizes(layout.dp_replicate, layout.dp_shard, layout.tp, layout.pp, layout.ep, efsdp, batch, layout.microbatch)
+
+
+def check_engine(config: Config) -> Sizes:
+    """Raise UserError for what this engine cannot run; the layout's sizes otherwise."""
+    check_model(config.model)
+    check_vocabulary(config.data.tokenizer, config.model.vocab_size)
+    sizes = resolve_sizes(config)
+    if sizes.tp > 1 or sizes.pp > 1:
+        raise UserError(f"layout.tp={sizes.tp} layout.pp={sizes.pp}: this engine trains with tp=1 and pp=1; use dp_shard and ep")
+    if config.layout.recompute != "none":
+        raise UserError(f"layout.recompute={config.layout.recompute}: this engine trains with recompute=none")
+    if config.precision.name is Precision.fp8:
+        raise UserError("precision.name=fp8: this engine trains in bf16 or fp32")
+    if config.precision.moments != "fp32" or config.precision.reduce != "fp32":
+        raise UserError("precision.moments and precision.reduce: this engine keeps both in fp32")
+    return sizes

@@ -1,0 +1,28 @@
+"""What a rank tells the batch shell at its end: a verdict once all is durable, or the reason why there is none. Stdlib only."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import Literal
+
+from hpcmoe.runs.rundir import RunDir, write_atomic, write_json
+
+Word = Literal["completed", "leave", "stopped", "failed"]
+Source = Literal["signal", "control"]
+
+
+def write_verdict(
+    run: RunDir, attempt: str, verdict: Word, step: int, source: Source | None = None, reason: str | None = None
+) -> None:
+    """``step``: the last one that is in a durable checkpoint."""
+    write_json(run.verdict(attempt), {"verdict": verdict, "step": step, "source": source, "reason": reason})
+
+
+def write_error(run: RunDir, attempt: str, rank: int, error: BaseException) -> None:
+    """Leave the traceback where ``depart`` finds it; an error while doing so must not hide the first one."""
+    try:
+        text = "".join(traceback.format_exception(error))
+        write_atomic(run.attempt(attempt) / f"error-rank{rank:04d}.txt", text)
+    except OSError as second:
+        os.write(2, f"could not write the error file: {second}\n".encode())
