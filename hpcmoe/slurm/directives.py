@@ -1,0 +1,62 @@
+"""#SBATCH lines: how a value is written so that sbatch reads that very value, and how such a line is read back. Pure.
+
+sbatch splits these lines by itself, not with a shell: quotes and backslashes work, ``$`` and backticks mean nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from hpcmoe.errors import UserError
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def check_carries(what: str, value: str) -> None:
+    """Raise UserError for a value that no #SBATCH line can carry."""
+    if _CONTROL.search(value):
+        raise UserError(f"{what}={value!r} holds a newline or another control character; Slurm cannot carry it")
+    blanked = re.search(r"hetjob|packjob", value, re.IGNORECASE)
+    if blanked:
+        raise UserError(f"{what}={value!r}: sbatch blanks the word {blanked[0]!r} in its #SBATCH lines; choose another word")
+
+
+def directive(flag: str, value: str | int | None = None) -> str:
+    """One line, e.g. ``#SBATCH --comment='two words'``. ``flag`` without dashes in front; value None: a switch.
+
+    Raises UserError where sbatch could not read the value back.
+    """
+    if value is None:
+        return f"#SBATCH --{flag}"
+    check_carries(f"--{flag}", str(value))
+    return f"#SBATCH --{flag}={shlex.quote(str(value))}"
+
+
+def verbatim(flags: str) -> str:
+    """A user's own sbatch flags, as they wrote them."""
+    check_carries("slurm.extra", flags)
+    if not flags.startswith("-"):
+        raise UserError(f"slurm.extra: {flags!r} is no sbatch flag; it must start with '-', e.g. --switches=1")
+    return f"#SBATCH {flags}"
+
+
+def filename_pattern(path: str) -> str:
+    """``path`` for an option that fills in %j and the like: each % of its own is doubled. Raises UserError for a backslash."""
+    if "\\" in path:
+        raise UserError(f"{path!r} holds a backslash, with which Slurm stops filling in log file names; use another directory")
+    return path.replace("%", "%%")
+
+
+def read_directives(script: str) -> dict[str, str]:
+    """Flag -> value of the ``--flag=value`` lines at the head of a job script, as sbatch reads them; a later line wins."""
+    found: dict[str, str] = {}
+    for line in script.splitlines():
+        if line and not line.startswith("#"):
+            break  # sbatch stops at the first command, too
+        if line.startswith("#SBATCH "):
+            for word in shlex.split(line.removeprefix("#SBATCH "), comments=True):
+                flag, equals, value = word.partition("=")
+                if flag.startswith("--") and equals:
+                    found[flag.removeprefix("--")] = value
+    return found
