@@ -29,6 +29,12 @@ from hpcmoe.slurm.parse import SEPARATOR, format_timestamp
 # unless the StartTime is still to come by then.
 HOLD_WHILE_COMPLETING_S = 20
 
+_SQUEUE = ("squeue", "--noheader", "--array", "--states=all", f"--format={QUEUE_FORMAT}")
+_SACCT = (
+    *("sacct", "--duplicates", "--allocations", "--array", "--noheader", "--parsable2"),
+    *(f"--delimiter={SEPARATOR}", f"--format={','.join(ACCT_COLUMNS)}"),
+)
+
 __all__ = [
     "AcctRow",
     "ClusterFacts",
@@ -55,7 +61,7 @@ def squeue(job_ids: Iterable[str]) -> dict[str, QueueRow]:
     ids = sorted(set(job_ids))
     if not ids:
         return {}
-    done = run(["squeue", "--noheader", "--array", "--states=all", f"--format={QUEUE_FORMAT}", f"--jobs={','.join(ids)}"])
+    done = run([*_SQUEUE, f"--jobs={','.join(ids)}"])
     if done.rc != 0 and not _forgotten(done.stderr):
         raise SlurmRejected(reason_line(done.stderr))
     return read_queue(done.stdout)
@@ -68,9 +74,7 @@ def _forgotten(stderr: str) -> bool:
 
 def queue_of_user(user: str) -> dict[str, QueueRow]:
     """Every job of ``user`` that the controller knows."""
-    return read_queue(
-        run_or_reject(["squeue", "--noheader", "--array", "--states=all", f"--user={user}", f"--format={QUEUE_FORMAT}"])
-    )
+    return read_queue(run_or_reject([*_SQUEUE, f"--user={user}"]))
 
 
 def sacct(job_ids: Sequence[str], since: float, name: str | None = None) -> list[AcctRow]:
@@ -80,11 +84,7 @@ def sacct(job_ids: Sequence[str], since: float, name: str | None = None) -> list
     """
     if not job_ids:
         return []
-    out = run_or_reject(
-        ["sacct", "--duplicates", "--allocations", "--noheader", "--parsable2", f"--delimiter={SEPARATOR}", "--array"]
-        + [f"--format={','.join(ACCT_COLUMNS)}", f"--jobs={','.join(sorted(set(job_ids)))}"]
-        + [f"--starttime={format_timestamp(since)}"]
-    )
+    out = run_or_reject([*_SACCT, f"--jobs={','.join(sorted(set(job_ids)))}", f"--starttime={format_timestamp(since)}"])
     return [row for row in read_accounting(out) if (row.submit or 0.0) >= since and name in (None, row.name)]
 
 

@@ -148,9 +148,7 @@ class JobFacts:
         While a job is COMPLETING, Slurm hides whether it will be PENDING or CANCELLED next. It tells in two other places: a
         requeued job has no end, as its EndTime has been taken away, and it has a BeginTime to come or no start.
         """
-        if self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"):
-            return True
-        return False
+        return self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 
 
 def read_jobs(text: str) -> list[JobFacts]:

@@ -21,7 +21,7 @@ from hpcmoe.slurm.parse import parse_submitted
 SBATCH_TIMEOUT_S = 180.0
 TRIES = 3
 RETRY_AFTER_S = 5.0
-# The controller may still be working on a request whose answer was lost, for as long as it took to give up on it. (MessageTimeout)
+# The controller may still be working on a request whose answer was lost, for as long as sbatch waited for it (MessageTimeout).
 LOOK_AGAIN_AFTER_S = 10.0
 LOOK_FOR_S = 300.0
 

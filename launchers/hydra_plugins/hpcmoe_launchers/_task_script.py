@@ -14,17 +14,8 @@ from hpcmoe.slurm.directives import directive
 
 # Parameters of submitit's that are no flags of sbatch.
 _OURS = frozenset(
-    [
-        "array_parallelism",
-        "additional_parameters",
-        "map_count",
-        "setup",
-        "teardown",
-        "signal_delay_s",
-        "stderr_to_stdout",
-        "srun_args",
-        "use_srun",
-    ]
+    {"array_parallelism", "additional_parameters", "map_count", "setup", "teardown", "signal_delay_s", "stderr_to_stdout"}
+    | {"srun_args", "use_srun"}
 )
 DEFAULT_TIME_MIN = 5
 DEFAULT_SIGNAL_DELAY_S = 90
@@ -32,7 +23,7 @@ DEFAULT_ARRAY_PARALLELISM = 256
 
 
 def task_script(command: str, folder: Path, parameters: Mapping[str, Any]) -> str:
-    """``command``: a shell command that runs the callable in each task; ``parameters``: as submitit's SlurmExecutor takes them."""
+    """``command``: a shell command that runs the callable in each task; ``parameters``: in submitit's words."""
     given = {name: value for name, value in parameters.items() if value is not None}
     count = given.get("map_count")
     job = "%A_%a" if count else "%j"

@@ -1,0 +1,50 @@
+"""``hydra/launcher=hpcmoe``: a Hydra multirun becomes runs of hpcmoe, submitted and left alone; nothing waits for them.
+
+Not for any other Hydra app: each point must be a config of hpcmoe. Light at import, as Hydra imports it in every app.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+
+if TYPE_CHECKING:
+    from hydra.types import HydraContext, TaskFunction
+    from omegaconf import DictConfig
+
+
+@dataclass
+class HpcmoeLauncherConf:
+    _target_: str = "hydra_plugins.hpcmoe_launchers.launcher.HpcmoeLauncher"
+
+
+ConfigStore.instance().store(group="hydra/launcher", name="hpcmoe", node=HpcmoeLauncherConf, provider="hpcmoe")
+
+
+class HpcmoeLauncher(Launcher):
+    """Composes every point and checks it before anything is written; then one Slurm array for each job shape."""
+
+    def __init__(self) -> None:
+        self.config: DictConfig | None = None
+        self.hydra_context: HydraContext | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.config = config
+        self.hydra_context = hydra_context
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """One JobReturn a point, COMPLETED when it is submitted; its value: ``{"run_id", "job_id", "run_dir"}``.
+
+        Raises UserError, before anything is written, when a point is no valid config of hpcmoe.
+        """
+        from hydra_plugins.hpcmoe_launchers._sweep import compose_points, submit_points
+
+        assert self.config is not None, "Hydra calls setup first"
+        assert self.hydra_context is not None
+        points = compose_points(self.hydra_context.config_loader, self.config, job_overrides, initial_job_idx)
+        return submit_points(points, self.config)
