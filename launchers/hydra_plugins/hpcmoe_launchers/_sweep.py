@@ -145,7 +145,7 @@ def _not_submitted(runs: Sequence[RunDir], error: UserError, done: int) -> UserE
 
 
 def _return(point: Point, run: RunDir, job_id: str) -> JobReturn:
-    task_config = OmegaConf.masked_copy(point.composed, [key for key in point.composed if key != "hydra"])
+    task_config = OmegaConf.masked_copy(point.composed, [str(key) for key in point.composed if key != "hydra"])
     value: dict[str, Any] = {"run_id": run.run_id, "job_id": job_id, "run_dir": str(run.path)}
     done = JobReturn(overrides=list(point.overrides), cfg=task_config, hydra_cfg=point.composed, working_dir=str(run.path))
     done.task_name = "hpcmoe"

@@ -3,19 +3,16 @@
 Not for any other Hydra app: each point must be a config of hpcmoe. Light at import, as Hydra imports it in every app.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: Hydra executes plugins without registering them as modules, and dataclasses
+# cannot look up annotations that are strings then.
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
-
-if TYPE_CHECKING:
-    from hydra.types import HydraContext, TaskFunction
-    from omegaconf import DictConfig
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
 
 
 @dataclass
