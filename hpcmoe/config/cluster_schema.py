@@ -31,9 +31,11 @@ class LinkConfig:
 
 @dataclass
 class QosConfig:
-    """A QOS or partition limit, in its own units; null: not limited or not known (see ``unverified``)."""
+    """A QOS or partition limit, in its own units; null: not limited or not known (see ``unverified``). The order is the preference."""
 
+    kind: str = "qos"  # qos | partition: is its name a --qos or a --partition?
     partition: str | None = None  # where this QOS is used; null: any
+    default: bool = False  # what Slurm uses when no QOS is named
     min_nodes: int | None = None
     max_nodes: int | None = None
     max_cores: int | None = None

@@ -33,7 +33,7 @@ class LayerParams:
 
 @dataclass(frozen=True)
 class ModelParams:
-    """Parameters of a whole model; ``matmul``: active ones that take part in a matrix product (router and head, not embedding)."""
+    """Parameters of a whole model; ``matmul``: active ones in a matrix product (router and head, not embedding)."""
 
     dense_layer: LayerParams
     moe_layer: LayerParams
