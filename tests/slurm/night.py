@@ -1,0 +1,160 @@
+"""A run on the testbed, and the things that can happen to it in a night. For the tests of this folder; asserts nothing itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+from hpcmoe.runs.journal import iter_json_lines, read_journal
+
+STEPS = 60
+# Two nodes of four ranks; steps long enough for something to happen between them on two cores.
+RUN = [
+    "model=tiny",
+    "cluster=testbed",
+    "nodes=2",
+    f"train.steps={STEPS}",
+    "train.seq_len=64",
+    "train.global_batch_tokens=2048",
+    "checkpoint.interval=20",
+    "layout.ep=4",
+]
+
+
+@dataclass(frozen=True)
+class Night:
+    """One run, submitted through the command line as ``user`` (None: as root)."""
+
+    testbed: Any
+    runs: Path
+    user: str | None
+    run_id: str
+    job_id: str
+
+    @property
+    def dir(self) -> Path:
+        return self.runs / self.run_id
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [event for event in read_journal(self.dir / "events.jsonl") if event["event"] == name]
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return list(iter_json_lines(self.dir / "metrics.jsonl"))
+
+    def losses(self) -> dict[int, set[float]]:
+        """Every loss that was ever written for a step: one value, however often the step was done."""
+        found: dict[int, set[float]] = {}
+        for line in self.metrics():
+            found.setdefault(line["step"], set()).add(line["loss"])
+        return found
+
+    def step(self) -> int:
+        return max((line["step"] for line in self.metrics()), default=0)
+
+    def hpcmoe(self, *words: str, check: bool = True) -> CompletedProcess[str]:
+        return hpcmoe(self.testbed, self.runs, self.user, *words, check=check)
+
+    def status(self) -> dict[str, Any]:
+        return json.loads(self.hpcmoe("status", self.run_id, "--json").stdout)
+
+    def until(self, what: str, true: Callable[[], bool], timeout: float = 180.0) -> None:
+        """Wait until ``true``; when it never comes, say what the run looked like."""
+        deadline = time.monotonic() + timeout
+        while not true():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{what} did not happen within {timeout:.0f} s\n{self.postmortem()}")
+            time.sleep(0.2)
+
+    def until_step(self, step: int) -> None:
+        self.until(f"step {step}", lambda: self.step() >= step)
+
+    def until_state(self, *states: str, timeout: float = 240.0) -> dict[str, Any]:
+        seen: list[dict[str, Any]] = []
+
+        def reached() -> bool:
+            seen.append(self.status())
+            time.sleep(0.8)
+            return seen[-1]["state"] in states
+
+        self.until(f"state {' or '.join(states)}", reached, timeout)
+        return seen[-1]
+
+    def postmortem(self) -> str:
+        parts = [self.hpcmoe("status", self.run_id, check=False).stdout]
+        parts += [json.dumps(event) for event in read_journal(self.dir / "events.jsonl")]
+        for log in sorted(self.dir.glob("sbatch/*.log")) + sorted(self.dir.glob("attempts/*/rank-0000.log")):
+            parts += [f"--- {log}", *log.read_text(errors="replace").splitlines()[-15:]]
+        return "\n".join(parts)
+
+    def ended_attempts(self) -> int:
+        return len(self.events("attempt_ended"))
+
+    def started_attempts(self) -> int:
+        return len(self.events("attempt_started"))
+
+    # What can happen
+
+    def preempt(self, seconds: int = 3) -> None:
+        """Somebody with priority takes all nodes for some seconds; returns when the run has left them."""
+        before = self.started_attempts()
+        high = self.testbed.run(
+            ["sbatch", "--parsable", "-p", "high", "-N4", "--exclusive", "-t2", "-o/dev/null", f"--wrap=sleep {seconds}"],
+            check=True,
+        ).stdout.strip()
+        self.until("the preempting job's start", lambda: self.testbed.state(high) != "PENDING", 90.0)
+        self.testbed.wait_for(high, {"COMPLETED"}, 60.0)
+        self.until("the run's return", lambda: self.started_attempts() > before or bool(self.events("finished")), 90.0)
+
+    def kill_rank(self, rank: int) -> None:
+        """SIGKILL, as the out-of-memory killer does it."""
+        before = self.started_attempts()
+        os.kill(self.rank_pid(rank), signal.SIGKILL)
+        self.until("the run's return", lambda: self.started_attempts() > before, 90.0)
+
+    def rank_pid(self, rank: int) -> int:
+        """The process of a rank on this machine, by what stands in its environment."""
+        attempt = str(self.events("attempt_started")[-1]["attempt"])
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                environ = dict(part.split("=", 1) for part in (entry / "environ").read_text().split("\0") if "=" in part)
+                command = (entry / "cmdline").read_text()
+            except (OSError, UnicodeDecodeError):
+                continue
+            if (
+                environ.get("HPCMOE_ATTEMPT") == attempt
+                and environ.get("SLURM_PROCID") == str(rank)
+                and "hpcmoe.engine" in command
+            ):
+                return int(entry.name)
+        raise AssertionError(f"no process is rank {rank} of attempt {attempt}")
+
+    def admin_requeue(self) -> None:
+        before = self.started_attempts()
+        self.testbed.run(["scontrol", "requeue", self.job_id], check=True)
+        self.until("the run's return", lambda: self.started_attempts() > before, 120.0)
+
+
+def hpcmoe(testbed: Any, runs: Path, user: str | None, *words: str, check: bool = True) -> CompletedProcess[str]:
+    """`hpcmoe WORDS`, as a person at a login node."""
+    done: CompletedProcess[str] = testbed.run(
+        [sys.executable, "-m", "hpcmoe", *words], user=user, env={"HPCMOE_RUNS": str(runs)}, cwd=str(runs), check=False
+    )
+    if check and done.returncode != 0:
+        raise AssertionError(f"hpcmoe {' '.join(words)} -> {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done
+
+
+def begin(testbed: Any, runs: Path, user: str | None, *overrides: str) -> Night:
+    """Submit the run and return at once."""
+    out = json.loads(hpcmoe(testbed, runs, user, "submit", *RUN, *overrides, "--json").stdout)
+    return Night(testbed, runs, user, out["run_id"], out["job_id"])
