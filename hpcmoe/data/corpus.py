@@ -6,6 +6,7 @@ Not for order or batches (hpcmoe.data.order, hpcmoe.data.loader).
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import sysconfig
 from dataclasses import dataclass
@@ -52,8 +53,11 @@ def load_corpus(data: DataConfig) -> Corpus:
 
 def _stdlib_files(root: Path) -> list[Path]:
     """Every .py below ``root`` that belongs to Python itself, by relative path in byte order (no locale)."""
-    found = [path for path in root.rglob("*.py") if not NOT_STDLIB.intersection(path.relative_to(root).parts)]
-    return sorted(found, key=lambda path: path.relative_to(root).as_posix().encode())
+    found: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in NOT_STDLIB]  # site-packages may hold 100 000 files
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(found, key=lambda path: os.fsencode(os.path.relpath(path, root)))
 
 
 def _text_files(data: DataConfig) -> tuple[Path, list[Path]]:
@@ -65,7 +69,7 @@ def _text_files(data: DataConfig) -> tuple[Path, list[Path]]:
     if not root.is_dir():
         raise UserError(f"data.path={data.path} does not exist")
     found = [path for path in root.glob(data.glob) if path.is_file()]
-    return root, sorted(found, key=lambda path: path.relative_to(root).as_posix().encode())
+    return root, sorted(found, key=lambda path: os.fsencode(os.path.relpath(path, root)))
 
 
 def _read(files: list[Path], max_bytes: int | None) -> list[bytes]:

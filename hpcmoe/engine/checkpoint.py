@@ -20,16 +20,15 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from hpcmoe.config.schema import CheckpointConfig
 from hpcmoe.engine import manifest
+from hpcmoe.engine.optimizer import named_moments
 from hpcmoe.engine.rng import rng_state
 from hpcmoe.runs.journal import Journal
-
-FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # moments keyed by parameter name: any layout can read them
 
 
 @dataclass
@@ -46,7 +45,7 @@ def collect_state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: 
     """Everything a run continues from, by name. Tensors are the live ones."""
     return {
         "model": get_model_state_dict(model),
-        "optim": get_optimizer_state_dict(model, optimizer, options=FLAT),
+        "optim": named_moments(model, optimizer),
         "progress": asdict(progress),
         "rng": {str(dist.get_rank()): rng_state()},
     }
@@ -103,8 +102,13 @@ class Checkpointer:
         self._flight = (progress.step, self._pool.submit(self._write, state, progress.step, begun, None))
         self.wait(strict=True)
 
+    def poll(self) -> None:
+        """Notice a background save that is done, so that its failure is told when it happens."""
+        if self._flight is not None and self._flight[1].done():
+            self.wait(strict=False)
+
     def in_flight(self) -> bool:
-        return self._flight is not None and not self._flight[1].done()
+        return self._flight is not None
 
     def wait(self, strict: bool) -> None:
         """Until no save is in flight. A failed one is journalled; it raises only if ``strict``."""

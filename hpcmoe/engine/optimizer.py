@@ -27,6 +27,22 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     )
 
 
+@torch.no_grad()
+def named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, torch.Tensor]]:
+    """The optimizer's live state by parameter name, zeros before the first step. Rates and decay are the config's.
+
+    One flat table for all meshes: dense and expert moments cannot be mixed up, and any layout can read another's.
+    """
+    for parameter in model.parameters():
+        if not optimizer.state[parameter]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+    return {name: dict(optimizer.state[parameter]) for name, parameter in model.named_parameters()}
+
+
 def _local_gradients(model: nn.Module) -> list[tuple[nn.Parameter, torch.Tensor]]:
     """Each parameter with this rank's part of its gradient."""
     pairs = []

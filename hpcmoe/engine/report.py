@@ -64,7 +64,7 @@ class Reporter:
         left = duration((self.steps - f.step) * (self._pace or 0.0))
         return (
             f"step {f.step}/{self.steps} · loss {f.loss:.4f} · {quantity(f.tokens_per_s)} tokens/s · {mfu} · "
-            f"experts max/mean {f.expert_max_over_mean:.2f} · grad {f.grad_norm:.2f} · lr {f.lr:.2e} · {left} left"
+            f"experts max/mean {f.expert_max_over_mean:.2f} · grad {f.grad_norm:.2f} · {left} left"
         )
 
     def _scalars(self, f: StepFigures) -> None:

@@ -14,10 +14,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
 from hpcmoe.engine import manifest
-from hpcmoe.engine.checkpoint import FLAT, Progress, collect_state
+from hpcmoe.engine.checkpoint import Progress, collect_state
 from hpcmoe.engine.rng import set_rng_state
 from hpcmoe.errors import UserError
 from hpcmoe.runs.journal import Journal
@@ -74,9 +74,8 @@ def _load(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, g
     state = collect_state(model, optimizer, Progress())
     if f"rng.{dist.get_rank()}" not in reader.read_metadata().state_dict_metadata:
         state.pop("rng")  # written by fewer ranks: this one keeps the state it was seeded with
-    dcp.load(state, storage_reader=reader, process_group=group)
+    dcp.load(state, storage_reader=reader, process_group=group)  # into the live tensors, moments included
     set_model_state_dict(model, state["model"])
-    set_optimizer_state_dict(model, optimizer, state["optim"], options=FLAT)
     if "rng" in state:
         set_rng_state(next(iter(state["rng"].values())))
     return Progress(**state["progress"])

@@ -162,6 +162,7 @@ class Trainer:
 
     def _maybe_save(self, asked: bool) -> None:
         interval, step = self.config.checkpoint.interval, self.progress.step
+        self.checkpointer.poll()
         if self.lead is not None and self._honouring_save and not self.checkpointer.in_flight():
             self.lead.control.save_done()
             self._honouring_save = False
