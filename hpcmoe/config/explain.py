@@ -29,6 +29,10 @@ def as_user_error() -> Iterator[None]:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         raise UserError(explain(error)) from error
+    except ValueError as error:
+        if "Config group override must be a string" not in str(error):
+            raise
+        raise UserError("a group's option is a name: write group=option, or group.key=value for one of its keys") from error
     except AssertionError as error:
         if "Unexpected type for root: NoneType" not in str(error):
             raise

@@ -117,7 +117,7 @@ def _parallel(config: Config) -> None:
         size = getattr(config.layout, name)
         if size > 1:
             raise UserError(
-                f"layout.{name}={size}: not in this version, which trains with FSDP and expert parallelism; set layout.{name}=1"
+                f"layout.{name}={size}: not in this version, which trains by FSDP and expert parallelism; set layout.{name}=1"
             )
 
 
@@ -129,7 +129,8 @@ def _data(config: Config) -> None:
         data.path = str(Path(data.path).expanduser().absolute())
     if data.tokenizer == "byte" and config.model.vocab_size < 257:
         raise UserError(
-            f"model.vocab_size={config.model.vocab_size} must be at least 257 for data.tokenizer=byte: 256 bytes and the end of a document"
+            f"model.vocab_size={config.model.vocab_size} must be at least 257 for data.tokenizer=byte: "
+            "256 bytes and the end of a document"
         )
 
 

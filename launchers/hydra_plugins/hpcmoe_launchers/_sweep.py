@@ -70,6 +70,11 @@ def _compose(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str],
     return point
 
 
+def preview_points(points: Sequence[Point]) -> list[JobReturn]:
+    """Every point's checked config as its return value; nothing is written."""
+    return [_return(point, point.config, "") for point in points]
+
+
 def submit_points(points: Sequence[Point], master: DictConfig) -> list[JobReturn]:
     """Create the runs and submit them. Raises UserError when Slurm refuses, and says which points are submitted already."""
     sweep_dir = Path(str(master.hydra.sweep.dir)).absolute()
@@ -117,7 +122,10 @@ def _submit_batch(batch: Sequence[Point], sweep_dir: Path, done: int) -> dict[in
         listed.writelines(f"{run.path}\n" for run in runs)
     for run, job_id in zip(runs, job_ids, strict=True):
         journal_submitted(run, job_id, "sweep")
-    return {point.index: _return(point, run, job_id) for point, run, job_id in zip(batch, runs, job_ids, strict=True)}
+    return {
+        point.index: _return(point, {"run_id": run.run_id, "job_id": job_id, "run_dir": str(run.path)}, str(run.path))
+        for point, run, job_id in zip(batch, runs, job_ids, strict=True)
+    }
 
 
 def _spec(runs: Sequence[RunDir], config: Config, name: str, token: str, sweep_dir: Path | None = None, part: int = 0) -> JobSpec:
@@ -144,10 +152,9 @@ def _not_submitted(runs: Sequence[RunDir], error: UserError, done: int) -> UserE
     return UserError(f"the job is refused: {error}{before}")
 
 
-def _return(point: Point, run: RunDir, job_id: str) -> JobReturn:
+def _return(point: Point, value: Config | dict[str, Any], directory: str) -> JobReturn:
     task_config = OmegaConf.masked_copy(point.composed, [str(key) for key in point.composed if key != "hydra"])
-    value: dict[str, Any] = {"run_id": run.run_id, "job_id": job_id, "run_dir": str(run.path)}
-    done = JobReturn(overrides=list(point.overrides), cfg=task_config, hydra_cfg=point.composed, working_dir=str(run.path))
+    done = JobReturn(overrides=list(point.overrides), cfg=task_config, hydra_cfg=point.composed, working_dir=directory)
     done.task_name = "hpcmoe"
     done.status = JobStatus.COMPLETED
     done.return_value = value

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 @dataclass
 class HpcmoeLauncherConf:
     _target_: str = "hydra_plugins.hpcmoe_launchers.launcher.HpcmoeLauncher"
+    dry_run: bool = False  # compose and check every point, submit none
 
 
 ConfigStore.instance().store(group="hydra/launcher", name="hpcmoe", node=HpcmoeLauncherConf, provider="hpcmoe")
@@ -26,7 +27,8 @@ ConfigStore.instance().store(group="hydra/launcher", name="hpcmoe", node=HpcmoeL
 class HpcmoeLauncher(Launcher):
     """Composes every point and checks it before anything is written; then one Slurm array for each job shape."""
 
-    def __init__(self) -> None:
+    def __init__(self, dry_run: bool = False) -> None:
+        self.dry_run = dry_run
         self.config: DictConfig | None = None
         self.hydra_context: HydraContext | None = None
 
@@ -37,11 +39,13 @@ class HpcmoeLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """One JobReturn a point, COMPLETED when it is submitted; its value: ``{"run_id", "job_id", "run_dir"}``.
 
+        In a dry run nothing is written or submitted, and the value is the point's checked Config.
+
         Raises UserError, before anything is written, when a point is no valid config of hpcmoe.
         """
-        from hydra_plugins.hpcmoe_launchers._sweep import compose_points, submit_points
+        from hydra_plugins.hpcmoe_launchers._sweep import compose_points, preview_points, submit_points
 
         assert self.config is not None, "Hydra calls setup first"
         assert self.hydra_context is not None
         points = compose_points(self.hydra_context.config_loader, self.config, job_overrides, initial_job_idx)
-        return submit_points(points, self.config)
+        return preview_points(points) if self.dry_run else submit_points(points, self.config)
