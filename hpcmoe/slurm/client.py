@@ -31,7 +31,7 @@ HOLD_WHILE_COMPLETING_S = 20
 
 _SQUEUE = ("squeue", "--noheader", "--array", "--states=all", f"--format={QUEUE_FORMAT}")
 _SACCT = (
-    *("sacct", "--duplicates", "--allocations", "--array", "--noheader", "--parsable2"),
+    *("sacct", "--duplicates", "--allocations", "--noheader", "--parsable2"),
     *(f"--delimiter={SEPARATOR}", f"--format={','.join(ACCT_COLUMNS)}"),
 )
 

@@ -1,12 +1,12 @@
 """#SBATCH lines: how a value is written so that sbatch reads that very value, and how such a line is read back. Pure.
 
-sbatch splits these lines by itself, not with a shell: quotes and backslashes work, ``$`` and backticks mean nothing.
+sbatch splits these lines by itself, not with a shell: ``$`` and backticks mean nothing, and a backslash escapes the next
+character even inside single quotes (Slurm 22.05, src/sbatch/opt.c, _get_argument).
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 
 from hpcmoe.errors import UserError
 
@@ -30,7 +30,39 @@ def directive(flag: str, value: str | int | None = None) -> str:
     if value is None:
         return f"#SBATCH --{flag}"
     check_carries(f"--{flag}", str(value))
-    return f"#SBATCH --{flag}={shlex.quote(str(value))}"
+    return f"#SBATCH --{flag}={quote(str(value))}"
+
+
+def quote(value: str) -> str:
+    """``value`` as one word of an #SBATCH line."""
+    if re.fullmatch(r"[\w@%+=:,./~^\[\]{}()-]+", value, re.ASCII):
+        return value
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def split(words: str) -> list[str]:
+    """The inverse, for a whole line: sbatch's own way to split one. Raises ValueError for an open quote."""
+    found: list[str] = []
+    word, inside, quoting, escaped = "", False, "", False
+    for char in words:
+        if escaped:
+            word, escaped = word + char, False
+        elif char == "\\":
+            inside = escaped = True
+        elif quoting:
+            word, quoting = (word, "") if char == quoting else (word + char, quoting)
+        elif char in "'\"":
+            inside, quoting = True, char
+        elif char == "#":
+            break
+        elif not char.isspace():
+            word, inside = word + char, True
+        elif inside:
+            found.append(word)
+            word, inside = "", False
+    if quoting:
+        raise ValueError(f"a quote is open in {words!r}")
+    return [*found, word] if inside else found
 
 
 def verbatim(flags: str) -> str:
@@ -55,7 +87,7 @@ def read_directives(script: str) -> dict[str, str]:
         if line and not line.startswith("#"):
             break  # sbatch stops at the first command, too
         if line.startswith("#SBATCH "):
-            for word in shlex.split(line.removeprefix("#SBATCH "), comments=True):
+            for word in split(line.removeprefix("#SBATCH ")):
                 flag, equals, value = word.partition("=")
                 if flag.startswith("--") and equals:
                     found[flag.removeprefix("--")] = value
