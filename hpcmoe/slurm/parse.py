@@ -242,8 +242,9 @@ def _fields(line: str) -> dict[str, str]:
         fields[free[1]] = free[2].strip()
         line = line[: free.start()]
     keys = list(_KEY_VALUE.finditer(line))
-    for match, following in zip(keys, [*keys[1:], None], strict=True):
-        fields[match[1]] = line[match.end() : following.start() if following else None].strip()
+    ends = [match.start() for match in keys[1:]] + [len(line)]
+    for match, end in zip(keys, ends, strict=False):
+        fields[match[1]] = line[match.end() : end].strip()
     return fields
 
 
