@@ -18,9 +18,11 @@ import sys
 import time
 from pathlib import Path
 
-import testbed_cluster
-from testbed_config import Settings
-from testbed_processes import TestbedError
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs as a file, from anywhere
+
+from tests.slurm import testbed_cluster
+from tests.slurm.testbed_config import Settings
+from tests.slurm.testbed_processes import TestbedError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,9 +46,7 @@ def _parser() -> argparse.ArgumentParser:
 
     up = verb("up", "start a testbed and wait until its nodes are idle")
     up.add_argument("--user", action="append", default=[], metavar="NAME", help="an existing user who may run jobs (repeatable)")
-    up.add_argument(
-        "--user-signal", action="store_true", help="preemption sends a job its own --signal (preempt_send_user_signal)"
-    )
+    up.add_argument("--user-signal", action="store_true", help="preemption sends a job the signal of its own --signal")
     up.add_argument("--install", action="store_true", help="install missing packages with apt-get first")
     verb("down", "stop it, with its jobs; logs stay in DIR/log")
     verb("status", "say what runs; exit 0 if all does, else 1")

@@ -1,6 +1,6 @@
 """The testbed's life: bring its daemons up in the order Slurm needs, change a setting, say how it is, take it down again.
 
-All state is under one folder, and `testbed.json` there records what runs. Not for the command line (`testbed.py`) nor for what the
+All state is under one folder, where `testbed.json` records what runs. Not for the command line (`testbed.py`), nor for what the
 configuration says (`testbed_config.py`).
 """
 
@@ -17,9 +17,18 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import testbed_munge
-from testbed_config import ACCOUNT, LONGEST_ROOT, NODE_NAMES, Settings, dumps, new_settings, write_slurm_conf, write_tree
-from testbed_processes import (
+from tests.slurm import testbed_munge
+from tests.slurm.testbed_config import (
+    ACCOUNT,
+    LONGEST_ROOT,
+    NODE_NAMES,
+    Settings,
+    dumps,
+    new_settings,
+    write_slurm_conf,
+    write_tree,
+)
+from tests.slurm.testbed_processes import (
     SBIN_PATH,
     Process,
     TestbedError,
@@ -91,7 +100,7 @@ def install_command(packages: list[str]) -> list[str]:
 def why_unusable() -> str | None:
     """One line saying what this machine lacks for a testbed; None if nothing."""
     if os.geteuid() != 0:
-        return "the Slurm testbed needs root: its slurmd starts each job as the user who submitted it; use sudo, or root in a container"
+        return "the testbed needs root, as slurmd starts each job as the user who submitted it: use sudo, or root in a container"
     if missing := missing_packages():
         return f"Slurm's packages are missing; install them with: {' '.join(install_command(missing))}"
     return None

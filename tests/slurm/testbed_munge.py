@@ -1,7 +1,7 @@
 """Munge for the testbed: use the machine's munged where one answers, else start one that testbeds share.
 
-Slurm's commands look for munged at one fixed socket, so it cannot live under a testbed's folder. Its key, log and the list of
-testbeds that need it are in /run/hpcmoe-testbed; the last testbed to leave stops it. A munged that we did not start is never touched.
+Slurm's commands look for munged at one fixed socket, so it cannot live under a testbed's folder. Its key, its log and the list of
+testbeds that need it are in /run/hpcmoe-testbed; the last testbed to leave stops it. Nobody else's munged is ever touched.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from testbed_processes import Process, TestbedError, daemon_environment, last_lines, spawn, start_ticks, stop
+from tests.slurm.testbed_processes import Process, TestbedError, daemon_environment, last_lines, spawn, start_ticks, stop
 
 SHARED = Path("/run/hpcmoe-testbed")
 SOCKET_FOLDER = Path("/run/munge")

@@ -5,6 +5,7 @@ Also finds what the testbed's slurmds left running for jobs. Not for the order o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -40,10 +41,8 @@ class Process:
 
     def kill(self, sig: signal.Signals) -> None:
         if self.alive():
-            try:
+            with contextlib.suppress(ProcessLookupError):  # it may end between the look and the call
                 os.kill(self.pid, sig)
-            except ProcessLookupError:
-                pass  # it ended between the look and the call
 
 
 def _stat_fields(pid: int) -> list[str] | None:

@@ -1,0 +1,56 @@
+"""The real Slurm testbed as pytest fixtures, for the tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # tests import each other as tests.slurm.*
+
+from tests.slurm import testbed_cluster
+from tests.slurm.testbed_client import TEST_USER, Testbed
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:  # pytest hands every conftest all items, not only those of its folder
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.slurm)
+
+
+@pytest.fixture(scope="session")
+def testbed() -> Iterator[Testbed]:
+    """A testbed of this session's own."""
+    if reason := testbed_cluster.why_unusable():
+        if os.environ.get("HPCMOE_REQUIRE_SLURM") == "1" or os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    # Not pytest's own folder: ordinary users may not enter that, and sockets need short paths.
+    root = Path(tempfile.mkdtemp(prefix="testbed-"))
+    root.chmod(0o755)
+    try:
+        testbed_cluster.up(root)
+        yield Testbed(root)
+    finally:
+        testbed_cluster.down(root)
+        shutil.rmtree(root)
+
+
+@pytest.fixture(scope="session")
+def ordinary_user(testbed: Testbed) -> str:
+    """A user without rights, whose jobs the testbed accepts."""
+    try:
+        pwd.getpwnam(TEST_USER)
+    except KeyError:
+        subprocess.run(["useradd", "--create-home", TEST_USER], check=True)
+    testbed_cluster.add_user(testbed.root, TEST_USER)
+    return TEST_USER
