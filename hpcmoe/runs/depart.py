@@ -64,7 +64,7 @@ def _ending(place: Place, record: Record, verdict: dict, rc: int, heard: frozens
     if place.scheduler == "local":
         return ending
     try:
-        facts = client.show_job(place.job_id)
+        facts = client.show_ending(place.job_id)
     except SlurmError as error:
         print(f"hpcmoe: Slurm cannot be asked why this job ends: {error}", file=sys.stderr)
         return ending
@@ -72,7 +72,7 @@ def _ending(place: Place, record: Record, verdict: dict, rc: int, heard: frozens
         return ending
     return replace(
         ending,
-        job_state=facts.state,
+        job_state=facts.ended_as or facts.state,
         requeueing=facts.requeueing,
         preempt_time=facts.preempt_time,
         end_time=facts.end_time,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from hpcmoe.slurm.command import SlurmRejected, reason_line, run, run_or_reject
+from hpcmoe.slurm.command import SlurmError, SlurmRejected, reason_line, run, run_or_reject
 from hpcmoe.slurm.facts import (
     ACCT_COLUMNS,
     QUEUE_FORMAT,
@@ -25,9 +26,15 @@ from hpcmoe.slurm.facts import (
 )
 from hpcmoe.slurm.parse import SEPARATOR, format_timestamp
 
-# A requeued job whose processes are still going would lose an earlier StartTime: Slurm writes its own hold when they are gone,
-# unless the StartTime is still to come by then.
-HOLD_WHILE_COMPLETING_S = 20
+# When the processes of a requeued job are gone, Slurm sets StartTime to cred_expire + 1 s ahead, unless it is in the future
+# already (job_mgr.c, batch_requeue_fini). So this must outlast what the job still has to do, and no more.
+HOLD_WHILE_COMPLETING_S = 10.0
+# A job's submit time in accounting may be this much older than in the controller, which writes it anew at a requeue.
+LAG_S = 5.0
+# Accounting hears of an end within half a second when it is well; a leaving job has little time to wait for it.
+ACCOUNTING_TRIES, ACCOUNTING_EVERY_S = 4, 0.5
+# Ends of one start of a job that nobody chose: a requeue may follow.
+COMES_BACK = frozenset({"PREEMPTED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY"})
 
 _SQUEUE = ("squeue", "--noheader", "--array", "--states=all", f"--format={QUEUE_FORMAT}")
 _SACCT = (
@@ -47,6 +54,7 @@ __all__ = [
     "queue_of_user",
     "requeue",
     "sacct",
+    "show_ending",
     "show_job",
     "squeue",
     "start_now",
@@ -99,12 +107,41 @@ def show_job(job_id: str) -> JobFacts | None:
     return next((record for record in records if record.job_id == job_id), records[0] if records else None)
 
 
-def requeue(job_id: str) -> None:
-    """Ask Slurm to bring the job back after this start of it. A cancelled job stays cancelled. Raises SlurmRejected.
+def show_ending(job_id: str) -> JobFacts | None:
+    """Like show_job, for a job that is leaving: the controller hides the end behind COMPLETING, so accounting is asked for it.
 
-    ``Incomplete``: without it Slurm requeues even a job that its user has just cancelled, and says nothing about it.
+    ``ended_as`` is then how the start that is ending will be remembered, e.g. CANCELLED, PREEMPTED, TIMEOUT or REQUEUED; None
+    where accounting cannot be asked.
+    """
+    facts = show_job(job_id)
+    if facts is None or facts.state != "COMPLETING":
+        return facts
+    for _ in range(ACCOUNTING_TRIES):
+        try:
+            rows = sacct([job_id], since=(facts.submit_time or time.time()) - LAG_S)
+        except SlurmError:
+            return facts
+        newest = next((row for row in reversed(rows) if row.job_id == job_id), None)
+        if newest is not None and newest.end is not None:
+            return replace(facts, ended_as=newest.state)
+        time.sleep(ACCOUNTING_EVERY_S)
+    return facts
+
+
+def requeue(job_id: str) -> None:
+    """Ask Slurm to bring the job back after this start of it. Raises SlurmRejected when it does not, e.g. for a cancelled job.
+
+    ``Incomplete`` only takes jobs that still run: plain ``requeue`` takes even one that its user has just cancelled. A job whose
+    grace or time is over is COMPLETING, so ``Incomplete`` passes it over without a word; it is told from a cancelled one first.
     """
     run_or_reject(["scontrol", "requeue", "Incomplete", job_id])
+    facts = show_ending(job_id)
+    if facts is not None and facts.requeueing:
+        return
+    ended_as = None if facts is None else facts.ended_as or facts.state
+    if ended_as not in COMES_BACK:
+        raise SlurmRejected(f"job {job_id} is {ended_as or 'forgotten'}; Slurm does not bring it back")
+    run_or_reject(["scontrol", "requeue", job_id])
 
 
 def start_now(job_id: str) -> bool:

@@ -133,6 +133,7 @@ class JobFacts:
     end_time: float | None  # real, or at the time limit; moves nearer at preemption
     begin_time: float | None  # not before this: EligibleTime
     time_limit_s: float | None
+    run_time_s: float | None
     restarts: int
     requeue_allowed: bool
     batch_host: str | None
@@ -140,15 +141,22 @@ class JobFacts:
     exit_code: int
     name: str
     comment: str
+    ended_as: str | None = None  # what hides behind COMPLETING, where accounting told it
 
     @property
     def requeueing(self) -> bool:
         """Slurm is bringing the job back already.
 
-        While a job is COMPLETING, Slurm hides whether it will be PENDING or CANCELLED next. It tells in two other places: a
-        requeued job has no end, as its EndTime has been taken away, and it has a BeginTime to come or no start.
+        COMPLETING hides whether PENDING or an end comes next. A job that comes back is a new one in the controller's memory: it
+        has not run at all, and its end is not known or a whole time limit ahead. An ended job has its real end there.
         """
-        return self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+        if self.state != "COMPLETING":
+            return self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+        if self.run_time_s != 0.0:
+            return False
+        if self.end_time is None or self.start_time is None:
+            return True
+        return bool(self.time_limit_s) and self.end_time - self.start_time >= (self.time_limit_s or 0.0)
 
 
 def read_jobs(text: str) -> list[JobFacts]:
@@ -172,6 +180,7 @@ def _job(record: dict[str, str]) -> JobFacts:
         end_time=parse_timestamp(record.get("EndTime", "")),
         begin_time=parse_timestamp(record.get("EligibleTime", "")),
         time_limit_s=parse_duration(record.get("TimeLimit", "")),
+        run_time_s=parse_duration(record.get("RunTime", "")),
         restarts=int(record.get("Restarts", "0") or 0),
         requeue_allowed=record.get("Requeue") == "1",
         batch_host=None if host in (None, "", "(null)") else host,

@@ -115,7 +115,7 @@ def test_a_signal_during_arrive_means_that_no_rank_starts(stage: Stage) -> None:
 
 
 def test_a_failing_rank_takes_the_others_along(stage: Stage) -> None:
-    stage.play(rank=f'[[ $RANK == 1 ]] && {{ sleep 1; exit 7; }}; exec python3 -c "{LISTENER}"')
+    stage.play(rank=f'[[ $RANK == 1 ]] && {{ until grep -q ready "$HPCMOE_RUN_DIR/calls"; do sleep 0.1; done; exit 7; }}; exec python3 -c "{LISTENER}"')
     started = time.monotonic()
     stage.run(script(stage, "resilience.kill_wait_s=30"))
     assert time.monotonic() - started < 15
