@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
         composed = hydra.compose_config(args.config_name, args.overrides, run_mode=_run_mode(), with_log_configuration=False)
     config = validate(to_config(composed))
     if args.dry_run:
-        preview([config], args.json)
+        preview({"": config}, args.json)
         return 0
     return _submit(config, args)
 
@@ -114,15 +114,20 @@ def _submit(config: Config, args: argparse.Namespace) -> int:
     return 0
 
 
-def preview(configs: list[Config], as_json: bool) -> None:
-    """What would be submitted: the job script and the resolved config, of each run of a sweep."""
-    scripts = [job_script(config) for config in configs]
+def preview(configs: dict[str, Config], as_json: bool) -> None:
+    """What would be submitted: the job script and the resolved config; of a sweep, those of each point, by its overrides."""
+    scripts = {point: job_script(config) for point, config in configs.items()}
     if as_json:
-        documents = [{"script": script, "config": to_plain(config)} for script, config in zip(scripts, configs, strict=True)]
-        print(json.dumps(documents[0] if len(documents) == 1 else {"runs": documents}, indent=2))
+        documents = [{"script": scripts[point], "config": to_plain(config)} for point, config in configs.items()]
+        for point, document in zip(configs, documents, strict=True):
+            if point:
+                document["overrides"] = point
+        print(json.dumps(documents[0] if "" in configs else {"runs": documents}, indent=2))
         return
-    for script, config in zip(scripts, configs, strict=True):
-        print(f"# --- job script ---\n{script.rstrip()}\n\n# --- config.yaml ---\n{to_yaml(config).rstrip()}")
+    for point, config in configs.items():
+        if point:
+            print(f"# ======== {point} ========")
+        print(f"# --- job script ---\n{scripts[point].rstrip()}\n\n# --- config.yaml ---\n{to_yaml(config).rstrip()}")
 
 
 def job_script(config: Config) -> str:

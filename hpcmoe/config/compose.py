@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcmoe.config.explain import as_user_error
 from hpcmoe.config.names import schema_keys, unknown_key
@@ -84,7 +84,9 @@ def to_config(composed: DictConfig) -> Config:
         raise UserError(f"{missing[0]} is not given{more}; set {missing[0]}=VALUE, or choose a group option that does")
     with as_user_error():
         values = {field.name: composed[field.name] for field in dataclasses.fields(Config)}
-        plain = {name: OmegaConf.to_object(value) if OmegaConf.is_config(value) else value for name, value in values.items()}
+        plain: dict[str, Any] = {
+            name: OmegaConf.to_object(value) if OmegaConf.is_config(value) else value for name, value in values.items()
+        }
     return Config(**plain)
 
 
@@ -102,7 +104,7 @@ def _survey(node: DictConfig, owner: str = "") -> tuple[list[str], list[str]]:
             continue
         if key not in known:
             added.append(key)
-        elif inner._is_missing():
+        elif inner is None or inner._is_missing():
             missing.append(key)
         elif not known[key] and isinstance(inner, DictConfig) and not (inner._is_none() or inner._is_interpolation()):
             added_inside, missing_inside = _survey(inner, key)
