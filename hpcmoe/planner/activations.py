@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcmoe.planner.constants import HOT_RANK
+from hpcmoe.planner.constants import HOT_RANK, PADDING
 from hpcmoe.planner.layout import Layout
 from hpcmoe.planner.shapes import Shape
 from hpcmoe.planner.workload import Workload
@@ -44,7 +44,7 @@ def _attention(shape: Shape, selective: bool, width: float) -> float:
     else:
         qkv = (H + 2 * G) * shape.head_dim
         latent = 0
-    norms = 2 * (H + G) * shape.head_dim if shape.qk_norm else 0  # its input in fp32 and its output
+    norms = (H + G) * shape.head_dim if shape.qk_norm else 0  # the inputs of q's and k's norms
     out = H * shape.v_dim
     kept = width * (h + qkv + out + latent + (0 if selective else h + norms)) + 4.0 * H
     return kept
@@ -65,7 +65,7 @@ def swiglu_layer(shape: Shape, work: Workload, moe: bool, recompute: str) -> tup
     per_ffn = 2 * half if selective else 3 if work.fused else 4  # gate and up; the product; without fusion also silu(gate)
     if not moe:
         return dense + width * per_ffn * shape.ffn, 0.0
-    dense += width * per_ffn * shape.shared_ffn + 8.0 * shape.experts  # router logits and scores in fp32
+    dense += width * per_ffn * shape.shared_ffn + 4.0 * h + 8.0 * shape.experts  # the router works in fp32: input, logits, scores
     if recompute == "selective_moe":
         return dense, 0.0
     inside = 1 if work.precision == "fp8" else width
@@ -83,6 +83,7 @@ def layer_activations(shape: Shape, work: Workload, layout: Layout, moe: bool, r
             return tokens * gpt_layer(shape, work, layout.tp, mode)
         dense, copy = swiglu_layer(shape, work, moe, mode)
         hot = HOT_RANK if work.imbalance and layout.ep > 1 else 1.0
+        hot *= PADDING if work.padded else 1.0
         return tokens * (
             dense / (1 if mode == "full" and not work.sequence_parallel else split) + shape.top_k * hot * copy / layout.tp
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
-from hpcmoe.planner.constants import FP8_GAIN, Constants, gpu_speed
+from hpcmoe.planner.constants import FP8_GAIN, PADDING, Constants, gpu_speed
 from hpcmoe.planner.layout import Layout
 from hpcmoe.planner.machine import Machine
 from hpcmoe.planner.shapes import Shape
@@ -104,7 +104,7 @@ def layer_work(shape: Shape, layout: Layout, work: Workload, machine: Machine, c
     if moe:
         matmul += gemm(tokens / tp, shape.experts, h, s)
         local = max(1.0, shape.experts / layout.ep)
-        hot = hot_rank(shape, work, c)
+        hot = hot_rank(shape, work, c) * (PADDING if work.padded else 1.0)
         rows = tokens * shape.top_k / tp * layout.expert_tp * hot
         inner = shape.expert_ffn / layout.expert_tp
         each = gemm(rows / local, (shape.mats - 1) * inner, h, s) + gemm(rows / local, h, inner, s)

@@ -54,6 +54,7 @@ RECOMPUTE_SELECTIVE = 0.0  # extra matmul work; the attention core is recomputed
 # Memory
 BYTES_RESERVED = 2.0 * 2**30  # CUDA context and NCCL buffers: not the model's
 HOT_RANK = 1.20  # rows on the fullest expert rank, relative to balance: the rank that runs out of memory first
+PADDING = 1.25  # rows of padded experts over real rows, where one matmul size serves all of a rank's experts; not measured yet
 SLACK = 0.04  # allocator fragmentation, share of what is allocated and freed within a step
 MARGIN = 0.03  # a plan fits when it leaves this share of the limit free
 

@@ -1,6 +1,6 @@
 """Bytes on the fullest GPU, by kind: parameters, gradients, optimizer, activations, buffers. Not time.
 
-State: FSDP2 with fp32 Adam is 16 bytes a parameter over the shard group; Megatron's distributed optimizer 6 + 12/DP, 18 without it
+State: FSDP2 with fp32 Adam is 16 bytes a parameter over the shard group; Megatron's distributed optimizer 6 + 12/DP, else 18
 (Korthikanti et al. 2022). Expert parameters are sharded over ``world / (ep * pp)``, not over the dense group.
 """
 
@@ -102,7 +102,7 @@ class Memories:
         return found
 
     def layer(self, layout: Layout, moe: bool) -> LayerActivations:
-        key = (layout.tp, layout.cp, min(layout.ep, 2), layout.microbatch, layout.recompute, moe)
+        key = (layout.tp, layout.cp, layout.ep, layout.microbatch, layout.recompute, moe)
         found = self._layers.get(key)
         if found is None:
             found = self._layers[key] = layer_activations(self.shape, self.work, layout, moe, layout.recompute)

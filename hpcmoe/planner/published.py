@@ -157,6 +157,9 @@ def tokens_per_s(row: dict[str, Any], shape: Shape, machine: Machine) -> float |
 def _layout(row: dict[str, Any], shape: Shape, gpus: int) -> tuple[Layout, bool] | None:
     spec = dict(row)
     inferred = False
+    if row["id"].startswith("xmoe-a100"):
+        spec.update({"tp": 1, "ep": 8, "mbs": 1})  # one node of 8; the microbatch is a guess
+        inferred = True
     if "tp" not in spec:
         known = _INFERRED.get((row["model"], str(row.get("method"))))
         if known is None:
@@ -220,6 +223,10 @@ def case_of(row: dict[str, Any], models: dict[str, dict[str, Any]]) -> Case | No
         batch = row["local_batch"] * layout.dp
         if row["framework"] == "megatron":  # its rows give the microbatch; 64 sequences is what the pair 321801, 306176 implies
             batch, inferred = 64, True
+    if batch is None and row["id"].startswith("xmoe-a100"):
+        batch = 16 * layout.dp
+    if batch is None and row["model"] == "skywork-moe-146B":
+        batch, inferred = 48 * layout.dp, True
     if batch is None and "mbs" in row:
         batch = row["mbs"] * layout.dp
     if batch is None:
