@@ -24,6 +24,7 @@ from hpcmoe.engine.schedule import learning_rate
 from hpcmoe.engine.stop import StopSignals
 from hpcmoe.engine.support import check_engine
 from hpcmoe.engine.trainer import Trainer
+from hpcmoe.models.experts import Kernel
 from hpcmoe.models.transformer import Transformer
 from hpcmoe.runs.journal import Journal
 
@@ -79,7 +80,7 @@ def reference(config: Config, loader: Loader) -> list[dict[str, Any]]:
     batch = config.train.global_batch_tokens // config.train.seq_len
     steps = []
     for step in range(1, STEPS + 1):
-        total, counts = 0.0, {}
+        total, counts = 0.0, dict[int, torch.Tensor]()
         for sample in range(batch):
             inputs, targets = loader.batch((step - 1) * batch + sample, 1)
             logits = model(inputs, 1 / batch)
@@ -87,7 +88,7 @@ def reference(config: Config, loader: Loader) -> list[dict[str, Any]]:
             (loss / batch).backward()
             total += loss.item() / batch
             for layer, loads in model.drain_loads().items():
-                counts[layer] = counts.get(layer, 0) + loads[0].counts_E
+                counts[layer] = counts.get(layer, torch.tensor(0)) + loads[0].counts_E
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip_norm).item()
         gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         for group in optimizer.param_groups:
@@ -207,8 +208,9 @@ def experts_equal_each_other_in_every_kernel(text: Path, scratch: Path) -> None:
     config = case_config(text, LAYOUTS["ep2"])
     loader = Loader(load_corpus(config.data), config.train.seq_len, config.train.seed)
     expected = reference(config, loader)
-    for kernel in ("padded_bmm", "loop"):
+    kernels: tuple[Kernel, ...] = ("padded_bmm", "loop")
+    for kernel in kernels:
         trainer = build(config, loader, scratch / kernel, None)
         for moe in trainer.model.moe_layers().values():
-            moe.kernel = kernel  # type: ignore[assignment]
+            moe.kernel = kernel
         same_steps(kernel, trainer, expected)

@@ -146,6 +146,7 @@ def _engine(run_dir: Path) -> None:
     from hpcmoe.engine.stop import StopSignals
 
     signals = StopSignals().install()
+    print("listening", flush=True)
     from hpcmoe.engine.main import run_rank
 
     run_rank(run_dir, signals, begun)
