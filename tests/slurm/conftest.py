@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -46,7 +47,22 @@ def testbed() -> Iterator[Testbed]:
 
 
 @pytest.fixture(scope="session")
-def ordinary_user(testbed: Testbed) -> str:
+def reachable() -> Iterator[None]:
+    """Ordinary users reach this interpreter and this checkout: closed folders above them are opened, and closed again."""
+    changed: dict[Path, int] = {}
+    for place in (Path(sys.executable), Path(sys.executable).resolve(), Path(sys.base_prefix), HERE):
+        for folder in place.parents:
+            mode = stat.S_IMODE(folder.stat().st_mode)
+            if not mode & stat.S_IXOTH:
+                changed[folder] = mode
+                folder.chmod(mode | stat.S_IXOTH)
+    yield
+    for folder, mode in changed.items():
+        folder.chmod(mode)
+
+
+@pytest.fixture(scope="session")
+def ordinary_user(testbed: Testbed, reachable: None) -> str:
     """A user without rights, whose jobs the testbed accepts."""
     try:
         pwd.getpwnam(TEST_USER)

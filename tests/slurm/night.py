@@ -14,17 +14,20 @@ from subprocess import CompletedProcess
 from typing import Any
 
 from hpcmoe.runs.journal import iter_json_lines, read_journal
+from tests.slurm.testbed_client import Testbed
 
 STEPS = 60
-# Two nodes of four ranks; steps long enough for something to happen between them on two cores.
+# Two nodes of two ranks: half of what the testbed's nodes hold, as each start costs two cores dearly. A constant learning rate,
+# so that longer and shorter runs share their first steps. Steps long enough for something to happen between them.
 RUN = [
     "model=tiny",
     "cluster=testbed",
     "nodes=2",
-    f"train.steps={STEPS}",
+    "gpus_per_node=2",
     "train.seq_len=64",
-    "train.global_batch_tokens=2048",
+    "train.global_batch_tokens=4096",
     "checkpoint.interval=20",
+    "optim.schedule=constant",
     "layout.ep=4",
 ]
 
@@ -33,7 +36,7 @@ RUN = [
 class Night:
     """One run, submitted through the command line as ``user`` (None: as root)."""
 
-    testbed: Any
+    testbed: Testbed
     runs: Path
     user: str | None
     run_id: str
@@ -140,11 +143,11 @@ class Night:
 
     def admin_requeue(self) -> None:
         before = self.started_attempts()
-        self.testbed.run(["scontrol", "requeue", self.job_id], check=True)
+        self.testbed.run(["scontrol", "requeue", self.job_id], check=True)  # as root, who is the testbed's administrator
         self.until("the run's return", lambda: self.started_attempts() > before, 120.0)
 
 
-def hpcmoe(testbed: Any, runs: Path, user: str | None, *words: str, check: bool = True) -> CompletedProcess[str]:
+def hpcmoe(testbed: Testbed, runs: Path, user: str | None, *words: str, check: bool = True) -> CompletedProcess[str]:
     """`hpcmoe WORDS`, as a person at a login node."""
     done: CompletedProcess[str] = testbed.run(
         [sys.executable, "-m", "hpcmoe", *words], user=user, env={"HPCMOE_RUNS": str(runs)}, cwd=str(runs), check=False
@@ -154,7 +157,7 @@ def hpcmoe(testbed: Any, runs: Path, user: str | None, *words: str, check: bool 
     return done
 
 
-def begin(testbed: Any, runs: Path, user: str | None, *overrides: str) -> Night:
+def begin(testbed: Testbed, runs: Path, user: str | None, *overrides: str, steps: int = STEPS) -> Night:
     """Submit the run and return at once."""
-    out = json.loads(hpcmoe(testbed, runs, user, "submit", *RUN, *overrides, "--json").stdout)
+    out = json.loads(hpcmoe(testbed, runs, user, "submit", *RUN, f"train.steps={steps}", *overrides, "--json").stdout)
     return Night(testbed, runs, user, out["run_id"], out["job_id"])

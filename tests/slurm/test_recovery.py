@@ -1,43 +1,145 @@
 """Whatever takes the machine away, the run comes back and ends with the losses of a run that nobody touched, bit for bit.
 
-On a real Slurm, two nodes of four ranks. Several things happen to one run in a test, since each return costs a start of eight
-processes on two cores.
+On a real Slurm, over two nodes. Several things happen to one run in a test, since each return costs a start of all ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.slurm.night import STEPS, Night, begin, hpcmoe
+from tests.slurm.night import STEPS, Night, begin
+from tests.slurm.testbed_client import Testbed
+from tests.slurm.testbed_config import KILL_WAIT_S
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
+
+LONG = 120  # steps that outlast two time limits
+Losses = dict[int, float]
 
 
 @pytest.fixture(scope="session")
-def untouched(testbed: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+def untouched(testbed: Testbed) -> Losses:
     """The losses of a run to which nothing happens."""
-    night = begin(testbed, tmp_path_factory.mktemp("untouched"), None, "slurm.partition=high")
-    night.until_state("COMPLETED", "FAILED", "STOPPED")
+    night = begin(testbed, testbed.shared_folder("untouched"), None, "slurm.partition=high", steps=LONG)
+    night.until_state("COMPLETED", "FAILED", "STOPPED", timeout=400.0)
     losses = night.losses()
-    assert sorted(losses) == list(range(1, STEPS + 1)), night.postmortem()
+    assert sorted(losses) == list(range(1, LONG + 1)), night.postmortem()
     return {step: values.pop() for step, values in losses.items()}
 
 
-@pytest.fixture(params=["root", "ordinary user"])
-def user(request: pytest.FixtureRequest) -> str | None:
-    return None if request.param == "root" else str(request.getfixturevalue("ordinary_user"))
-
-
 @pytest.fixture
-def runs(testbed: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    yield testbed.shared_folder(request.node.name)
+def runs(testbed: Testbed, request: pytest.FixtureRequest) -> Path:
+    return testbed.shared_folder(request.node.name)
 
 
-def assert_untouched(night: Night, untouched: dict[int, float]) -> None:
-    for step, values in night.losses().items():
-        assert values == {untouched[step]}, f"step {step}\n{night.postmortem()}"
-    assert set(night.losses()) == set(untouched), night.postmortem()
+def assert_as_untouched(night: Night, untouched: Losses, steps: int = STEPS) -> None:
+    """Every step was made, and each time it was made it had the loss that it has when nothing happens."""
+    differing = {step: values for step, values in night.losses().items() if values != {untouched[step]}}
+    assert not differing, night.postmortem()
+    assert sorted(night.losses()) == list(range(1, steps + 1)), night.postmortem()
+
+
+def assert_story(night: Night, causes: list[str], lost: list[int | None] | None = None) -> None:
+    """`status` tells the attempts, why each ended, and what it cost."""
+    status = night.status()
+    attempts = status["attempts"]
+    assert status["state"] == "COMPLETED", night.postmortem()
+    assert [attempt["cause"] for attempt in attempts] == causes, night.postmortem()
+    for attempt, allowed in zip(attempts, lost or [0] * len(causes), strict=True):
+        assert allowed is None or attempt["steps_lost"] == allowed, night.postmortem()
+    for earlier, later in itertools.pairwise(attempts):
+        assert later["first_step"] == earlier["last_step"] + 1 - earlier["steps_lost"], night.postmortem()
+    assert status["gpu_hours"] == pytest.approx(sum(attempt["gpu_hours"] for attempt in attempts))
+    assert all(attempt["gpu_hours"] > 0 for attempt in attempts)
+
+
+def after(night: Night, steps: int) -> None:
+    """Let the run make some steps more."""
+    night.until_step(night.step() + steps)
+
+
+def preempted_with_and_without_user_signal(night: Night) -> None:
+    night.testbed.set_user_signal(False)
+    after(night, 8)
+    night.preempt()
+    after(night, 6)
+    night.testbed.set_user_signal(True)
+    night.preempt()
+    night.testbed.set_user_signal(False)
+    after(night, 6)
+
+
+def test_preempted_with_grace_and_requeued_by_an_administrator(
+    testbed: Testbed, runs: Path, ordinary_user: str, untouched: Losses
+) -> None:
+    night = begin(testbed, runs, ordinary_user, "slurm.partition=requeue_grace")
+    preempted_with_and_without_user_signal(night)
+    night.admin_requeue()
+    night.until_state("COMPLETED", "FAILED")
+    assert_as_untouched(night, untouched)
+    assert_story(night, ["preempted", "preempted", "requeued", "completed"])
+
+
+def test_preempted_where_slurm_cancels_and_a_rank_killed_without_warning(testbed: Testbed, runs: Path, untouched: Losses) -> None:
+    night = begin(testbed, runs, None, "slurm.partition=cancel_grace")
+    preempted_with_and_without_user_signal(night)
+    night.kill_rank(3)
+    night.until_state("COMPLETED", "FAILED")
+    assert_as_untouched(night, untouched)
+    assert_story(night, ["preempted", "preempted", "crashed", "completed"], lost=[0, 0, None, 0])
+    assert night.status()["attempts"][2]["steps_lost"] <= 20  # checkpoint.interval
+
+
+def test_preempted_without_grace_and_told_to_stop_by_a_colleague(
+    testbed: Testbed, runs: Path, ordinary_user: str, untouched: Losses
+) -> None:
+    night = begin(testbed, runs, ordinary_user, "slurm.partition=requeue_nograce")
+    preempted_with_and_without_user_signal(night)
+    (night.dir / "control" / "stop").touch()
+    assert night.until_state("STOPPED", "COMPLETED", "FAILED")["state"] == "STOPPED"
+    night.hpcmoe("resume", night.run_id[:4])
+    night.until_state("COMPLETED", "FAILED")
+    assert_as_untouched(night, untouched)
+    assert_story(night, ["preempted", "preempted", "stopped", "completed"])
+
+
+def test_cut_twice_by_its_time_limit(testbed: Testbed, runs: Path, ordinary_user: str, untouched: Losses) -> None:
+    night = begin(testbed, runs, ordinary_user, "slurm.time=1", "resilience.stop_lead_s=20", steps=LONG)
+    night.until_state("COMPLETED", "FAILED", timeout=500.0)
+    assert_as_untouched(night, untouched, LONG)
+    causes = [attempt["cause"] for attempt in night.status()["attempts"]]
+    assert len(causes) >= 3
+    assert_story(night, ["time_limit"] * (len(causes) - 1) + ["completed"])
+
+
+def test_where_requeue_is_refused_the_run_submits_its_successor(testbed: Testbed, runs: Path, ordinary_user: str) -> None:
+    night = begin(testbed, runs, ordinary_user, "slurm.requeue=false", steps=20)
+    after(night, 3)
+    testbed.run(["scancel", "--signal=USR2", night.job_id], ordinary_user, check=True)
+    night.until_state("COMPLETED", "FAILED")
+    assert_story(night, ["signalled", "completed"])
+    assert [attempt["job_id"] for attempt in night.status()["attempts"]] != [night.job_id] * 2
+    assert night.events("requeue_refused")
+
+
+@pytest.mark.parametrize("verb", ["hpcmoe cancel", "scancel"])
+def test_a_cancelled_run_stays_cancelled_and_is_gone_within_the_grace_time(
+    testbed: Testbed, runs: Path, ordinary_user: str, verb: str
+) -> None:
+    night = begin(testbed, runs, ordinary_user)
+    after(night, 3)
+    began = time.monotonic()
+    if verb == "scancel":
+        testbed.run(["scancel", night.job_id], ordinary_user, check=True)
+    else:
+        night.hpcmoe("cancel", night.run_id)
+    testbed.wait_for(night.job_id, {"CANCELLED"}, KILL_WAIT_S + 4.0)
+    assert time.monotonic() - began < KILL_WAIT_S + 4.0
+    assert night.until_state("CANCELLED", timeout=20.0)["attempts"][0]["steps_lost"] == 0, night.postmortem()
+    time.sleep(12.0)  # longer than the testbed holds a requeued job
+    assert testbed.state(night.job_id) == "CANCELLED"
+    assert night.started_attempts() == 1
