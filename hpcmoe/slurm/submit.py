@@ -23,6 +23,7 @@ TRIES = 3
 RETRY_AFTER_S = 5.0
 # The controller may still be working on a request whose answer was lost, for as long as sbatch waited for it (MessageTimeout).
 LOOK_AGAIN_AFTER_S = 10.0
+LOOK_EVERY_S = 1.0
 LOOK_FOR_S = 300.0
 
 
@@ -84,7 +85,7 @@ def find_submitted(token: str) -> str | None:
             first_no = time.monotonic() if first_no is None else first_no
             if time.monotonic() - first_no >= LOOK_AGAIN_AFTER_S:
                 return None
-        time.sleep(1.0)
+        time.sleep(LOOK_EVERY_S)
 
 
 def job_with_token(token: str, rows: dict[str, QueueRow]) -> str | None:

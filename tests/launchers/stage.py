@@ -12,7 +12,7 @@ from hpcmoe.config.schema import Config
 from hpcmoe.runs.jobspec import JobSpec
 
 # Everything that a shell or sbatch could trip over, except what the executor must refuse (newline, backslash).
-NASTY = "it's a \"test\" of $HOME & `date` %j * ü"
+NASTY = 'it\'s a "test" of $HOME & `date` %j * ü'
 
 
 def config(*overrides: str) -> Config:

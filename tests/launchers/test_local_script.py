@@ -115,7 +115,8 @@ def test_a_signal_during_arrive_means_that_no_rank_starts(stage: Stage) -> None:
 
 
 def test_a_failing_rank_takes_the_others_along(stage: Stage) -> None:
-    stage.play(rank=f'[[ $RANK == 1 ]] && {{ until grep -q ready "$HPCMOE_RUN_DIR/calls"; do sleep 0.1; done; exit 7; }}; exec python3 -c "{LISTENER}"')
+    fail_late = 'until grep -q ready "$HPCMOE_RUN_DIR/calls"; do sleep 0.1; done; exit 7'
+    stage.play(rank=f'[[ $RANK == 1 ]] && {{ {fail_late}; }}; exec python3 -c "{LISTENER}"')
     started = time.monotonic()
     stage.run(script(stage, "resilience.kill_wait_s=30"))
     assert time.monotonic() - started < 15
@@ -137,7 +138,7 @@ def test_a_rank_killed_from_outside_counts_as_a_failure(stage: Stage) -> None:
 
 
 def test_depart_can_ask_for_another_start_and_its_exit_code_is_the_scripts(stage: Stage) -> None:
-    stage.play(depart='[[ $HPCMOE_ATTEMPT == *.2 ]] && exit 3; exit 85')
+    stage.play(depart="[[ $HPCMOE_ATTEMPT == *.2 ]] && exit 3; exit 85")
     assert stage.run(script(stage)) == 3
     attempts = [call.removeprefix("arrive ").partition(".")[2] for call in stage.calls if call.startswith("arrive")]
     assert attempts == ["0", "1", "2"]

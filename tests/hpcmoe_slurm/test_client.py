@@ -1,0 +1,148 @@
+"""Questions to Slurm when it answers in a way that could mislead."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcmoe.slurm import client
+from hpcmoe.slurm.command import SlurmRejected, SlurmUnreachable
+from hpcmoe.slurm.facts import SEPARATOR
+from tests.hpcmoe_slurm.fakes import RECORDED, FakeSlurm
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "ACCOUNTING_EVERY_S", 0.01)
+
+
+def row(job_id: str, state: str, submit: int, start: int, end: int | None, name: str = "hpcmoe-a") -> str:
+    cells = [job_id, state, "0:0", submit, start, end or "Unknown", 1, "cpu=1", "n1", name]
+    return SEPARATOR.join(map(str, cells)) + "\n"
+
+
+def test_a_forgotten_job_is_not_an_outage(slurm: FakeSlurm) -> None:
+    slurm.answers("squeue", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
+    slurm.answers("scontrol", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
+    assert client.squeue(["7"]) == {}
+    assert client.show_job("7") is None
+
+
+def test_an_outage_is_not_an_empty_queue(slurm: FakeSlurm) -> None:
+    slurm.answers("squeue", stderr="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", rc=1)
+    with pytest.raises(SlurmUnreachable):
+        client.squeue(["7"])
+
+
+def test_many_jobs_are_one_call_and_none_is_no_call(slurm: FakeSlurm) -> None:
+    slurm.answers("squeue")
+    slurm.answers("sacct")
+    client.squeue([str(n) for n in range(50)])
+    assert client.squeue([]) == {}
+    assert client.sacct([], since=0.0) == []
+    assert len(slurm.calls("squeue")) == 1
+    assert slurm.calls("sacct") == []
+
+
+def test_accounting_of_an_older_job_with_the_same_id_is_left_out(slurm: FakeSlurm) -> None:
+    slurm.answers("sacct", row("7", "FAILED", 1000, 1001, 1002) + row("7", "RUNNING", 5000, 5001, None))
+    assert [found.state for found in client.sacct(["7"], since=4000.0)] == ["RUNNING"]
+
+
+def test_accounting_of_another_job_name_is_left_out(slurm: FakeSlurm) -> None:
+    slurm.answers("sacct", row("7", "FAILED", 5000, 5001, 5002, name="other") + row("7", "RUNNING", 5000, 5001, None))
+    assert [found.state for found in client.sacct(["7"], since=0.0, name="hpcmoe-a")] == ["RUNNING"]
+
+
+def test_no_accounting_is_an_error_and_no_empty_list(slurm: FakeSlurm) -> None:
+    slurm.answers("sacct", stderr="Slurm accounting storage is disabled\n", rc=1)
+    with pytest.raises(SlurmRejected, match="disabled"):
+        client.sacct(["7"], since=0.0)
+
+
+def recorded_job(slurm: FakeSlurm, name: str) -> None:
+    """``scontrol show job`` gives a recorded job; every other verb of scontrol succeeds in silence."""
+    slurm.runs("scontrol", f'[[ $1 == show ]] && cat "{RECORDED / name}"; exit 0')
+
+
+@pytest.mark.parametrize(
+    ("name", "acct", "ended_as"),
+    [
+        ("completing_cancelled.txt", "CANCELLED by 1000", "CANCELLED"),
+        ("completing_preempted.txt", "PREEMPTED", "PREEMPTED"),
+        ("completing_requeued.txt", "REQUEUED", "REQUEUED"),
+    ],
+)
+def test_accounting_tells_what_completing_hides(slurm: FakeSlurm, name: str, acct: str, ended_as: str) -> None:
+    recorded_job(slurm, name)
+    job_id = {"completing_cancelled.txt": "27", "completing_requeued.txt": "28", "completing_preempted.txt": "29"}[name]
+    slurm.answers("sacct", row(job_id, acct, 1796023664, 1796023664, 1796023677))
+    facts = client.show_ending(job_id)
+    assert facts is not None
+    assert (facts.state, facts.ended_as) == ("COMPLETING", ended_as)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{"rc": 1, "stderr": "Slurm accounting storage is disabled"}, {"stdout": row("29", "RUNNING", 1796023664, 1796023664, None)}],
+)
+def test_where_accounting_does_not_tell_the_end_stays_hidden(slurm: FakeSlurm, answer: dict) -> None:
+    recorded_job(slurm, "completing_preempted.txt")
+    slurm.answers("sacct", **answer)
+    facts = client.show_ending("29")
+    assert facts is not None
+    assert facts.ended_as is None
+
+
+def requeues(slurm: FakeSlurm) -> list[str]:
+    return [call for call in slurm.calls("scontrol") if call.startswith("requeue")]
+
+
+def test_a_cancelled_job_is_never_requeued(slurm: FakeSlurm) -> None:
+    recorded_job(slurm, "completing_cancelled.txt")
+    slurm.answers("sacct", row("27", "CANCELLED by 0", 1796023664, 1796023664, 1796023668))
+    with pytest.raises(SlurmRejected, match="CANCELLED"):
+        client.requeue("27")
+    assert requeues(slurm) == ["requeue Incomplete 27"]
+
+
+def test_a_job_whose_grace_is_over_is_requeued_though_incomplete_passes_it_over(slurm: FakeSlurm) -> None:
+    recorded_job(slurm, "completing_preempted.txt")
+    slurm.answers("sacct", row("29", "PREEMPTED", 1796023664, 1796023664, 1796023677))
+    client.requeue("29")
+    assert requeues(slurm) == ["requeue Incomplete 29", "requeue 29"]
+
+
+def test_without_accounting_a_leaving_job_is_not_requeued_for_fear_that_it_was_cancelled(slurm: FakeSlurm) -> None:
+    recorded_job(slurm, "completing_preempted.txt")
+    slurm.answers("sacct", stderr="Slurm accounting storage is disabled", rc=1)
+    with pytest.raises(SlurmRejected):
+        client.requeue("29")
+    assert requeues(slurm) == ["requeue Incomplete 29"]
+
+
+def test_a_requeue_that_worked_is_not_repeated(slurm: FakeSlurm) -> None:
+    recorded_job(slurm, "completing_requeued.txt")
+    slurm.answers("sacct", row("28", "REQUEUED", 1796023664, 1796023664, 1796023668))
+    client.requeue("28")
+    assert requeues(slurm) == ["requeue Incomplete 28"]
+
+
+def test_a_refused_requeue_names_slurms_reason(slurm: FakeSlurm) -> None:
+    slurm.answers("scontrol", stderr="Requested operation is presently disabled for job 7\n", rc=1)
+    with pytest.raises(SlurmRejected, match="presently disabled"):
+        client.requeue("7")
+
+
+def test_the_hold_of_a_job_that_still_leaves_is_moved_ahead_and_not_to_now(slurm: FakeSlurm) -> None:
+    recorded_job(slurm, "completing_requeued.txt")
+    assert client.start_now("28")
+    assert "StartTime=now" not in slurm.calls("scontrol")[-1]
+    recorded_job(slurm, "pending.txt")
+    assert client.start_now("30")
+    assert slurm.calls("scontrol")[-1] == "update JobId=30 StartTime=now"
+
+
+def test_an_unknown_partition_is_rejected(slurm: FakeSlurm) -> None:
+    slurm.answers("scontrol", stderr="Partition nono not found", rc=1)
+    with pytest.raises(SlurmRejected, match="nono"):
+        client.partition_facts("nono")
