@@ -15,7 +15,7 @@ from hpcmoe.runs.journal import Journal, read_journal
 from hpcmoe.runs.place import local_pid, process_start_ticks
 from hpcmoe.runs.registry import new_run_id, runs_root
 from hpcmoe.runs.rundir import RunDir, write_atomic
-from hpcmoe.slurm.command import SlurmError, SlurmRejected
+from hpcmoe.slurm.command import SlurmRejected, SlurmUnreachable
 
 
 def create_run(cfg: Config, overrides: list[str], root: Path | None = None) -> RunDir:
@@ -70,15 +70,17 @@ def submit_run(run: RunDir, cfg: Config, how: str = "submit") -> str:
     spec = job_spec(run, cfg, token=f"{run.run_id}-{starts}")
     try:
         job_id = executor_for(cfg, run.path / "sbatch").submit_run(spec)[0]
-    except SlurmRejected as refused:
-        if starts == 0:
-            shutil.rmtree(run.path)
-        raise UserError(f"Slurm refuses the job: {refused}") from refused
-    except SlurmError as error:
+    except SlurmUnreachable as error:
         Journal(run.journal).append("submit_failed", reason=str(error))
         raise UserError(
             f"run {run.run_id} is planned but not submitted: {error}; `hpcmoe resume {run.run_id}` tries again"
         ) from error
+    except UserError as refused:
+        if starts == 0:
+            shutil.rmtree(run.path)
+        if isinstance(refused, SlurmRejected):
+            raise UserError(f"Slurm refuses the job: {refused}") from refused
+        raise
     journal_submitted(run, job_id, how)
     return job_id
 
