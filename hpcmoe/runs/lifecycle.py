@@ -156,6 +156,9 @@ def decide(cause: Cause, ending: Ending, give_up: str | None, reason: str | None
         return Decision(Step.FINISH, "FAILED", give_up)
     if ending.requeueing:
         return Decision(Step.SLURM_BRINGS_BACK)
+    if ending.job_state == "COMPLETING" and cause in (Cause.SIGNALLED, Cause.CRASHED):
+        # Slurm is ending the job and does not say for whom (no accounting). It may be a user's cancel, which must stay one.
+        return Decision(Step.REST, "STOPPED", "Slurm ended its job, and without accounting nobody can say why")
     if scheduler == "local" and cause is Cause.SIGNALLED:
         return Decision(Step.REST, "STOPPED", "its processes were told to stop by a signal")
     return Decision(Step.COME_BACK)

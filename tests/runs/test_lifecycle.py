@@ -105,6 +105,12 @@ def test_what_follows(cause: Cause, scheduler: str, requeueing: bool, step: Step
     assert (decision.step, decision.state) == (step, state)
 
 
+def test_a_job_that_somebody_ends_is_not_brought_back_when_it_could_be_a_cancel() -> None:
+    facts = ending(verdict="leave", heard=heard("TERM"), job_state="COMPLETING")
+    decision = decide(cause_of(facts), facts, None, None, "slurm")
+    assert (decision.step, decision.state) == (Step.REST, "STOPPED")
+
+
 def attempt(number: int, cause: str | None, saved: int | None = None) -> Attempt:
     return Attempt(f"7.{number}", "7", number, float(number), ended=number + 0.5, cause=cause, saved_step=saved, detail=None)
 
