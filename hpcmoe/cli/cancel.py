@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 
-from hpcmoe.cli.words import add_json, add_run
+from hpcmoe.cli.words import Parser, add_json, add_run
 from hpcmoe.runs.control import cancel
 from hpcmoe.runs.registry import find_run
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="hpcmoe cancel", description="End a run for good; what it has saved stays.")
+    parser = Parser(prog="hpcmoe cancel", description="End a run for good; what it has saved stays.")
     add_run(parser)
     add_json(parser)
     args = parser.parse_args(argv)

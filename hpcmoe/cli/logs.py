@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 
-from hpcmoe.cli.words import add_json, add_run
+from hpcmoe.cli.words import Parser, add_json, add_run
 from hpcmoe.errors import UserError
 from hpcmoe.runs.control import LogTail, see
 from hpcmoe.runs.registry import find_run
@@ -19,7 +18,7 @@ ASK_EVERY_S = 15.0
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="hpcmoe logs", description="Print a rank's log through all attempts of a run.")
+    parser = Parser(prog="hpcmoe logs", description="Print a rank's log through all attempts of a run.")
     add_run(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run is over")
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="which rank (default 0)")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 
 from hpcmoe.cli.wait import follow
-from hpcmoe.cli.words import add_json, add_run
+from hpcmoe.cli.words import Parser, add_json, add_run
 from hpcmoe.runs.control import resume
 from hpcmoe.runs.registry import find_run
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="hpcmoe resume", description="Continue a run from its newest checkpoint.")
+    parser = Parser(prog="hpcmoe resume", description="Continue a run from its newest checkpoint.")
     add_run(parser)
     parser.add_argument("--wait", action="store_true", help="follow it, and exit with its result")
     add_json(parser)

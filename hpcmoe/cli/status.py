@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 
-from hpcmoe.cli.words import add_json, add_run, ago, duration, table
+from hpcmoe.cli.words import Parser, add_json, add_run, ago, duration, table
 from hpcmoe.runs.observe import RunView, observe
 from hpcmoe.runs.registry import find_run, list_runs, runs_root
 from hpcmoe.runs.store import read_record
@@ -14,7 +13,7 @@ from hpcmoe.runs.story import Attempt
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="hpcmoe status", description="Show all runs, or the story of one.")
+    parser = Parser(prog="hpcmoe status", description="Show all runs, or the story of one.")
     add_run(parser, required=False)
     add_json(parser)
     args = parser.parse_args(argv)

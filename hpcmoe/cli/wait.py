@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 
-from hpcmoe.cli.words import add_json, add_run
+from hpcmoe.cli.words import Parser, add_json, add_run
 from hpcmoe.runs.control import LogTail
 from hpcmoe.runs.registry import find_run
 from hpcmoe.runs.rundir import RunDir
@@ -16,7 +15,7 @@ from hpcmoe.runs.supervise import EXIT_CODES, supervise
 
 def main(argv: list[str]) -> int:
     codes = ", ".join(f"{code} {state}" for state, code in EXIT_CODES.items())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="hpcmoe wait",
         description="Follow a run until it is over. A run that ended although nobody wanted that is submitted again.",
         epilog=f"exit codes: {codes}",

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from typing import NoReturn
+
+from hpcmoe.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, whose complaints are UserErrors: one line, exit code 2, and a JSON document where one was asked for."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{self.prog.removeprefix('hpcmoe ')}: {message}; `{self.prog} --help` lists what it takes")
 
 
 def add_run(parser: argparse.ArgumentParser, required: bool = True) -> None:
