@@ -1,0 +1,71 @@
+"""The planner's bytes and counts against the engine's own model, built with fake tensors in a fake process group."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcmoe.config.compose import load
+from hpcmoe.config.schema import Config
+from hpcmoe.errors import UserError
+from hpcmoe.models import accounting
+from hpcmoe.planner.flops import megatron_flops, titan_flops
+from hpcmoe.planner.params import model_params
+from hpcmoe.planner.plan import make
+from hpcmoe.planner.search import Pins
+from hpcmoe.planner.shapes import from_config
+from hpcmoe.planner.verify import Kind, Verification, verify
+from hpcmoe.resources import resource_dir
+
+MODELS = sorted(path.stem for path in (resource_dir("conf") / "model").glob("*.yaml"))
+ON_GPUS = ["cluster=leonardo", "precision=bf16", "train.seq_len=4096", "train.global_batch_tokens=4194304"]
+
+
+def agreement(config: Config, pins: Pins | None = None) -> Verification:
+    return verify(config, make(config, pins))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_planner_and_engine_count_every_shipped_model_alike(name: str) -> None:
+    model = load([f"model={name}"]).model
+    shape, counts = from_config(model), accounting.parameters(model)
+    params = model_params(shape)
+    assert (params.total, params.active, params.matmul, params.router) == (
+        counts.total,
+        counts.active,
+        counts.matmul,
+        counts.router,
+    )
+    if model.window is None:  # the engine counts no windows yet
+        assert megatron_flops(shape, 4096) == accounting.flops_per_token(model, 4096, "megatron")
+    assert titan_flops(shape, 4096) == accounting.flops_per_token(model, 4096, "titan")
+
+
+def test_tiny_agrees_on_cpu() -> None:
+    result = agreement(load([]))
+    assert result.agrees, result
+    assert result.world == 4
+
+
+@pytest.mark.parametrize(("model", "nodes"), [("mixtral_8x7b", 16), ("moe_1t", 128)])
+def test_one_rank_of_a_large_model_agrees_within_5_percent(model: str, nodes: int) -> None:
+    result = agreement(load([f"model={model}", f"nodes={nodes}", *ON_GPUS]))
+    assert result.agrees, result
+    assert result.world == 4 * nodes
+    state = {kind.name: kind.error for kind in result.kinds if kind.name in ("params", "grads", "optimizer", "unsharded")}
+    assert all(abs(error) < 0.005 for error in state.values()), state
+
+
+def test_replicas_and_experts_in_one_piece_agree_too() -> None:
+    config = load(["model=olmoe_1b_7b", "nodes=2", *ON_GPUS])
+    assert agreement(config, Pins(tp=1, pp=1, ep=1, dp_replicate=2, dp_shard=4, microbatch=1, recompute="none")).agrees
+
+
+def test_what_the_engine_cannot_build_is_said_and_not_verified() -> None:
+    with pytest.raises(UserError, match="the engine has no model.mla"):
+        agreement(load(["model=deepseek_v3", "nodes=128", *ON_GPUS]))
+
+
+def test_a_kind_off_by_more_than_5_percent_is_no_agreement() -> None:
+    good, bad = Kind("params", 100.0, 101.0), Kind("activations", 100.0, 110.0)
+    assert Verification("", 1, (good,), (), 0.0).agrees
+    assert not Verification("", 1, (good, bad), (), 0.0).agrees
