@@ -23,6 +23,26 @@ if TYPE_CHECKING:
     from hpcmoe.config.schema import Config
 
 
+USAGE = """\
+usage: hpcmoe submit [OVERRIDES] [FLAGS]
+
+Starts a run, or with -m a sweep of runs. Overrides are Hydra's: group=option, key=value, +key=value, ~key.
+
+  --wait             follow the run and exit with its result
+  --dry-run          print the job script and the resolved config; submit nothing
+  --json             one JSON document on stdout; messages go to stderr
+  -m, --multirun     one run for each point of key=a,b,c, as one Slurm array
+  --cfg job          print the config instead (also hydra, all); with --resolve, --package P
+  --config-dir D     a directory of your own configs beside these; --config-name N another root
+  --info WHAT        where configs come from: all, defaults, defaults-tree, searchpath, plugins
+  --hydra-help       Hydra's own settings
+
+example: hpcmoe submit model=tiny cluster=local train.steps=50 --wait
+
+Groups (group=option; experiments with a +: +experiment=smoke). Every key: hpcmoe submit --cfg job
+"""
+
+
 def main(argv: list[str]) -> int:
     parser = _parser()
     args = parser.parse_intermixed_args(argv)
@@ -85,8 +105,9 @@ def _one_command(args: argparse.Namespace) -> None:
 def _show(hydra: Hydra, parser: argparse.ArgumentParser, args: argparse.Namespace) -> bool:
     """Hydra's ways to look at a config instead of using it; False when none was asked for."""
     if args.help:
-        hydra.app_help(args.config_name, parser, args)
+        print(USAGE + hydra.format_config_groups(lambda group: not group.startswith("hydra")).rstrip())
     elif args.hydra_help:
+        args.overrides += ["hydra/help=default", "hydra/hydra_help=default"]
         hydra.hydra_help(args.config_name, parser, args)
     elif args.cfg:
         hydra.show_cfg(args.config_name, args.overrides, args.cfg, args.package, args.resolve)

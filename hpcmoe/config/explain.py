@@ -33,11 +33,14 @@ def as_user_error() -> Iterator[None]:
         if "Config group override must be a string" not in str(error):
             raise
         raise UserError("a group's option is a name: write group=option, or group.key=value for one of its keys") from error
-    except AssertionError as error:
-        if "Unexpected type for root: NoneType" not in str(error):
+    except (AssertionError, AttributeError) as error:
+        # OmegaConf's answers to an override below a null group, or of one (model.mla.kv_lora_rank=512, model.mla={...}).
+        key = re.search(r"full_key: (\S+)", str(error))
+        if "Unexpected type for root: NoneType" not in str(error) and not (key and "'NoneType' object" in str(error)):
             raise
-        # OmegaConf's answer to an override below a node that is null, such as model.mla.kv_lora_rank=512.
-        raise UserError("an override names a key inside a group that is null; set the whole group: model.mla={...}") from error
+        group = key[1] if key else "a group such as model.mla"
+        cure = "choose an option that has it, or write it in a file of --config-dir"
+        raise UserError(f"{group} is null here, and overrides cannot fill it: {cure}") from error
 
 
 def explain(error: BaseException) -> str:

@@ -136,12 +136,10 @@ def _data(config: Config) -> None:
 
 def _schedule(config: Config) -> None:
     steps, optim = config.train.steps, config.optim
-    if optim.schedule == "wsd" and optim.warmup_steps + (optim.decay_steps or 0) > steps:
+    if optim.schedule == "wsd" and optim.decay_steps and optim.warmup_steps + optim.decay_steps > steps:
         raise UserError(
             f"optim.warmup_steps={optim.warmup_steps} and optim.decay_steps={optim.decay_steps} are more than train.steps={steps}"
         )
-    if optim.warmup_steps > steps:
-        raise UserError(f"optim.warmup_steps={optim.warmup_steps} must be at most train.steps={steps}")
 
 
 def _slurm(config: Config) -> None:

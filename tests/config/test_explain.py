@@ -46,7 +46,8 @@ MISTAKES = [
     ("optim.lr=null", "optim.lr: null is not a value here; a value must be given"),
     ("precision.name=bf17", "precision.name: no such value 'bf17'; did you mean 'bf16'? valid: fp32, bf16, fp8"),
     ("slurm.extra=--foo", "slurm.extra=--foo: a list is wanted, such as slurm.extra=[...]"),
-    ("model.mla.kv_lora_rank=512", "an override names a key inside a group that is null; set the whole group: model.mla={...}"),
+    ("model.mla.kv_lora_rank=512", "a group such as model.mla is null here, and overrides cannot fill it"),
+    ("model.mla={kv_lora_rank:512}", "model.mla is null here, and overrides cannot fill it"),
     ("train.steps=???", "train.steps is not given; set train.steps=VALUE"),
     # grammar
     ("optim.betas=[1,", "cannot read override 'optim.betas=[1,'"),

@@ -60,7 +60,6 @@ REFUSED = [
     (["optim.betas=[0.9]"], "optim.betas=[0.9] must be two numbers"),
     (["optim.betas=[0.9,1.0]"], "optim.betas=[0.9, 1.0] must be two numbers"),
     (["optim.min_lr_ratio=2"], "optim.min_lr_ratio=2.0 must be at most 1"),
-    (["optim.warmup_steps=101"], "optim.warmup_steps=101 must be at most train.steps=100"),
     (["optim.schedule=wsd", "optim.decay_steps=95"], "are more than train.steps=100"),
     # numbers
     (["train.steps=0"], "train.steps=0 must be above zero"),

@@ -1,0 +1,131 @@
+"""`hpcmoe submit` without submitting: dry runs, Hydra's ways to look at a config, sweeps, mistakes that leave nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hpcmoe.cli.main import main
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory that is the current one, and where runs would go."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HPCMOE_RUNS", raising=False)
+    return tmp_path
+
+
+def answer(*arguments: str, capsys: Captured) -> str:
+    assert main(["submit", *arguments]) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def test_a_dry_run_prints_script_and_config_and_writes_nothing(here: Path, capsys: Captured) -> None:
+    text = answer("--dry-run", "train.steps=3", capsys=capsys)
+    script, _, config = text.partition("# --- config.yaml ---\n")
+    assert script.startswith("# --- job script ---\n#!/bin/bash\n")
+    assert yaml.safe_load(config)["train"]["steps"] == 3
+    assert list(here.iterdir()) == []
+
+
+def test_a_dry_run_as_json_is_one_document(here: Path, capsys: Captured) -> None:
+    document = json.loads(answer("cluster=testbed", "nodes=2", "--dry-run", "--json", capsys=capsys))
+    assert set(document) == {"script", "config"}
+    assert "#SBATCH --nodes=2" in document["script"]
+    assert document["config"]["layout"]["dp_shard"] == 8
+
+
+@pytest.mark.parametrize("cluster", ["local", "testbed", "leonardo"])
+def test_the_script_of_every_profile_is_valid_bash(cluster: str, capsys: Captured) -> None:
+    document = json.loads(answer(f"cluster={cluster}", "slurm.account=x", "--dry-run", "--json", capsys=capsys))
+    checked = subprocess.run(["bash", "-n"], input=document["script"], text=True, capture_output=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_flags_and_overrides_may_come_in_any_order(capsys: Captured) -> None:
+    document = json.loads(answer("train.steps=3", "--json", "nodes=1", "--dry-run", "train.seed=5", capsys=capsys))
+    assert (document["config"]["train"]["steps"], document["config"]["train"]["seed"]) == (3, 5)
+
+
+def test_cfg_shows_the_config_as_hydra_does(here: Path, capsys: Captured) -> None:
+    shown = yaml.safe_load(answer("--cfg", "job", "train.steps=3", capsys=capsys))
+    assert shown["train"]["steps"] == 3
+    assert "hydra" not in shown
+    assert answer("-c", "job", "-p", "checkpoint", capsys=capsys).startswith("# @package checkpoint\n")
+    assert set(yaml.safe_load(answer("--cfg", "all", capsys=capsys))) > {"hydra", "train"}
+    assert list(here.iterdir()) == []
+
+
+def test_cfg_resolves_on_request(capsys: Captured) -> None:
+    text = answer("--cfg", "job", "--resolve", "optim.warmup_steps=${train.steps}", "train.steps=7", capsys=capsys)
+    assert yaml.safe_load(text)["optim"]["warmup_steps"] == 7
+
+
+def test_help_names_our_flags_and_every_group(capsys: Captured) -> None:
+    text = answer("--help", capsys=capsys)
+    assert all(word in text for word in ("--wait", "--dry-run", "--json", "--multirun", "cluster: ", "leonardo", "experiment: "))
+
+
+def test_a_config_dir_and_an_experiment_of_ones_own(here: Path, capsys: Captured) -> None:
+    (here / "mine" / "experiment").mkdir(parents=True)
+    (here / "mine" / "experiment" / "long.yaml").write_text("# @package _global_\ntrain:\n  steps: 12345\n")
+    document = json.loads(answer("--config-dir", "mine", "+experiment=long", "--dry-run", "--json", capsys=capsys))
+    assert document["config"]["train"]["steps"] == 12345
+
+
+def test_a_dry_sweep_shows_every_point_and_writes_nothing(here: Path, capsys: Captured) -> None:
+    text = answer("-m", "optim.lr=1e-4,3e-4", "train.seed=0,1", "--dry-run", "--json", capsys=capsys)
+    runs = json.loads(text)["runs"]
+    assert [(run["config"]["optim"]["lr"], run["config"]["train"]["seed"]) for run in runs] == [
+        (1e-4, 0),
+        (1e-4, 1),
+        (3e-4, 0),
+        (3e-4, 1),
+    ]
+    assert list(here.iterdir()) == []
+
+
+def test_a_users_own_sweeper_settings_are_honoured(here: Path, capsys: Captured) -> None:
+    (here / "mine").mkdir()
+    (here / "mine" / "grid.yaml").write_text(
+        "defaults: [config, _self_]\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      train.seed: 1,2,3\n"
+    )
+    text = answer("-m", "--config-dir", "mine", "--config-name", "grid", "--dry-run", "--json", capsys=capsys)
+    assert [run["config"]["train"]["seed"] for run in json.loads(text)["runs"]] == [1, 2, 3]
+
+
+MISTAKES = [
+    (["optim.lrr=1"], "no config key 'optim.lrr'; did you mean 'optim.lr'?"),
+    (["nodes=two"], "nodes=two: not a whole number"),
+    (["layout.ep=3"], "layout.ep=3 must divide model.experts=8"),
+    (["--wiat"], "submit: unrecognized arguments: --wiat"),
+    (["--cfg", "jobs"], "submit: argument --cfg/-c: invalid choice: 'jobs'"),
+    (["--cfg", "job", "-p", "optm"], "no config key 'optm'; did you mean 'optim'?"),
+    (["--cfg", "job", "-m"], "--multirun and --cfg do not go together"),
+    (["--resolve"], "--resolve goes with --cfg or --help"),
+    (["--config-dir", "nowhere"], "config directory "),
+    (["-m", "optim.lr=1e-4,x"], "x"),
+    (["-m", "train.seed=0,1", "layout.ep=3"], "point 0 (train.seed=0 layout.ep=3): layout.ep=3 must divide model.experts=8"),
+    (["-m", "train.seed=0,1", "hydra/launcher=basic"], "a sweep of hpcmoe is submitted by hydra/launcher=hpcmoe"),
+]
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["plain", "json"])
+@pytest.mark.parametrize(("arguments", "line"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
+def test_a_mistake_is_one_line_exit_2_and_leaves_nothing(
+    arguments: list[str], line: str, as_json: bool, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", *arguments, *(["--json"] if as_json else [])]) == 2
+    said = capfd.readouterr()
+    last = said.err.splitlines()[-1]
+    assert last.startswith("hpcmoe: ")
+    assert line in last
+    assert said.out == "" if not as_json else json.loads(said.out) == {"error": last.removeprefix("hpcmoe: ")}
+    assert list(here.iterdir()) == []
