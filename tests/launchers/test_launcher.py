@@ -1,0 +1,112 @@
+"""A Hydra multirun through hydra/launcher=hpcmoe: all points are checked first, alike ones share an array."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcmoe.config.compose import opened_hydra
+from hpcmoe.errors import UserError
+from hpcmoe.runs.journal import read_journal
+from tests.hpcmoe_slurm.fakes import RECORDED, FakeSlurm
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path / "bin", monkeypatch)
+    fake.runs("sbatch", f'echo $((40 + $(wc -l <"{fake.folder}/sbatch.log")))')
+    fake.answers("srun")
+    fake.runs("scontrol", f'cat "{RECORDED / "show_config.txt"}"')
+    monkeypatch.setenv("HPCMOE_RUNS", str(tmp_path / "runs"))
+    return fake
+
+
+def sweep(tmp_path: Path, *overrides: str) -> list[dict[str, str]]:
+    words = ["hydra/launcher=hpcmoe", f"hydra.sweep.dir={tmp_path / 'runs' / 'sweeps' / 'one'}", "cluster=testbed", *overrides]
+    with opened_hydra() as hydra:
+        batches = hydra.multirun("config", lambda _: None, words, with_log_configuration=False)
+    return [point.return_value for batch in batches for point in batch]
+
+
+def run_dirs(tmp_path: Path) -> list[Path]:
+    return sorted(path.parent for path in (tmp_path / "runs").glob("*/events.jsonl"))
+
+
+def test_points_that_slurm_sees_alike_are_one_array(slurm: FakeSlurm, tmp_path: Path) -> None:
+    values = sweep(tmp_path, "optim.lr=1e-4,3e-4", "train.seed=0,1")
+    assert [value["job_id"] for value in values] == ["41_0", "41_1", "41_2", "41_3"]
+    assert len(slurm.calls("sbatch")) == 1
+    listed = (tmp_path / "runs" / "sweeps" / "one" / "runs.txt").read_text().splitlines()
+    assert listed == [value["run_dir"] for value in values]
+
+
+def test_points_of_different_shape_are_several_jobs_and_keep_their_order(slurm: FakeSlurm, tmp_path: Path) -> None:
+    values = sweep(tmp_path, "nodes=1,2", "train.seed=0,1")
+    assert [value["job_id"] for value in values] == ["41_0", "41_1", "42_0", "42_1"]
+    values = sweep(tmp_path, "slurm.partition=high,cancel_grace")
+    assert [value["job_id"] for value in values] == ["43", "44"]
+
+
+def test_each_run_knows_its_point_and_its_job(slurm: FakeSlurm, tmp_path: Path) -> None:
+    for seed, value in enumerate(sweep(tmp_path, "train.seed=0,1")):
+        run = Path(value["run_dir"])
+        assert f"train.seed={seed}" in (run / "overrides.txt").read_text().splitlines()
+        submitted = [event for event in read_journal(run / "events.jsonl") if event["event"] == "submitted"]
+        assert [(event["job_id"], event["how"]) for event in submitted] == [(f"41_{seed}", "sweep")]
+
+
+def test_one_bad_point_and_nothing_is_written_or_submitted(slurm: FakeSlurm, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="point 1"):
+        sweep(tmp_path, "train.steps=60,-1")
+    assert run_dirs(tmp_path) == []
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_refused_array_leaves_no_runs_and_says_why(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.answers("sbatch", stderr="sbatch: error: invalid partition specified: nono", rc=1)
+    with pytest.raises(UserError, match="invalid partition"):
+        sweep(tmp_path, "train.seed=0,1")
+    assert run_dirs(tmp_path) == []
+
+
+def test_a_sweep_beyond_the_site_s_array_limit_becomes_several_arrays(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.answers("scontrol", "MaxArraySize            = 2\n")
+    values = sweep(tmp_path, "train.seed=0,1,2")
+    assert [value["job_id"] for value in values] == ["41_0", "41_1", "42"]
+
+
+def test_batches_of_a_sweeper_do_not_overwrite_each_other(slurm: FakeSlurm, tmp_path: Path) -> None:
+    sweep(tmp_path, "train.seed=0,1,2,3", "hydra.sweeper.max_batch_size=2")
+    scripts = sorted(path.name for path in (tmp_path / "runs" / "sweeps" / "one" / "sbatch").glob("array-*.sh"))
+    assert scripts == ["array-0.sh", "array-1.sh"]
+
+
+def test_another_hydra_app_gets_one_clear_line(tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(
+        "import hydra\n@hydra.main(version_base='1.3', config_path=None)\ndef main(cfg): pass\nmain()\n", encoding="utf-8"
+    )
+    done = subprocess.run(
+        [sys.executable, str(app), "-m", "hydra/launcher=hpcmoe", "+x=1,2"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "does not start from the schema" in done.stderr
+
+
+def test_discovery_of_the_plugin_imports_neither_torch_nor_submitit() -> None:
+    program = (
+        "import json, sys\nfrom hpcmoe.resources import make_plugins_importable\nmake_plugins_importable()\n"
+        "from hydra.core.plugins import Plugins\nnames = [c.__name__ for c in Plugins.instance().discover()]\n"
+        "print(json.dumps([names, sorted(set(sys.modules) & {'torch', 'submitit', 'jinja2'})]))"
+    )
+    names, heavy = json.loads(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
+    assert "HpcmoeLauncher" in names
+    assert heavy == []
