@@ -17,9 +17,6 @@ def check_carries(what: str, value: str) -> None:
     """Raise UserError for a value that no #SBATCH line can carry."""
     if _CONTROL.search(value):
         raise UserError(f"{what}={value!r} holds a newline or another control character; Slurm cannot carry it")
-    blanked = re.search(r"hetjob|packjob", value, re.IGNORECASE)
-    if blanked:
-        raise UserError(f"{what}={value!r}: sbatch blanks the word {blanked[0]!r} in its #SBATCH lines; choose another word")
 
 
 def directive(flag: str, value: str | int | None = None) -> str:

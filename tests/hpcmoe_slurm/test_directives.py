@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcmoe.errors import UserError
@@ -14,11 +14,10 @@ PRINTABLE = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1)
 
 @given(PRINTABLE)
 def test_a_value_survives_the_way_there_and_back(value: str) -> None:
-    assume("hetjob" not in value.lower() and "packjob" not in value.lower())
     assert read_directives("#!/bin/bash\n" + directive("comment", value)) == {"comment": value}
 
 
-@pytest.mark.parametrize("value", ["two\nlines", "tab\there", "nul\0", "a HetJob of mine", "packjob"])
+@pytest.mark.parametrize("value", ["two\nlines", "tab\there", "nul\0"])
 def test_a_value_that_sbatch_would_change_is_refused(value: str) -> None:
     with pytest.raises(UserError, match="--comment"):
         directive("comment", value)
