@@ -52,9 +52,9 @@ class Outcome:
         return self.fits != self.case.out_of_memory
 
 
-def load() -> tuple[list[Case], list[str]]:
+def load(path: Path = ROWS) -> tuple[list[Case], list[str]]:
     """(cases, ids of rows that say too little)."""
-    data = published.read(ROWS)
+    data = published.read(path)
     cases, skipped = [], []
     for row in data["rows"]:
         case = published.case_of(row, data["models"])
@@ -182,6 +182,8 @@ def print_summary(outcomes: list[Outcome], skipped: list[str]) -> None:
         rows = [o for o in outcomes if o.case.id.startswith(prefix) and o.case.measured]
         if name == "folding Mixtral 8x22B":
             rows = [o for o in rows if "G8T8" not in o.case.id]
+        if len(rows) < 3:
+            continue
         pairs = [(o.predicted, o.case.measured or 0.0, o.case.id) for o in rows]
         best = max(pairs)[2] == max(pairs, key=lambda p: p[1])[2] or math.isclose(
             max(pairs)[0], max(pairs, key=lambda p: p[1])[0]
@@ -196,9 +198,10 @@ def print_summary(outcomes: list[Outcome], skipped: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--summary", action="store_true", help="leave the rows out")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="another file of the same form")
     parser.add_argument("--fit", action="store_true", help="fit the constants and print them")
     args = parser.parse_args()
-    cases, skipped = load()
+    cases, skipped = load(args.rows)
     chosen = fit_ids(cases)
     if args.fit:
         print(fit([c for c in cases if c.id in chosen]))

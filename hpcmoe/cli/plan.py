@@ -11,7 +11,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hpcmoe.cli.words import add_json
+from hpcmoe.cli.words import Parser, add_json
 from hpcmoe.config.compose import ROOT, load
 from hpcmoe.errors import UserError
 
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     if spans:
         return _range(args, int(spans[-1][1]), int(spans[-1][2]))
     config, notes = _config(args, args.overrides)
-    plan = _plan(config, args.overrides, notes)
+    plan = _plan(config, args.overrides, notes, args.target_mfu)
     if args.verify:
         return _verify(config, plan, args.json)
     if args.json:
@@ -44,17 +44,18 @@ def main(argv: list[str]) -> int:
         show(plan, _console(), args.explain)
         if plan.fits:
             _console().print(f"\n[bold]run it[/]  {_command(args.overrides, plan)}", highlight=False, soft_wrap=True)
-    return 0 if plan.fits else 1
+    return 1 if plan.impossible else 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="hpcmoe plan",
         description="Choose a 4D layout for a model on a cluster, or check and cost a given one. "
-        "Exit status: 0 it fits, 1 no layout does, 2 a mistake in the question.",
+        "Exit status: 0 possible, 1 impossible, 2 a mistake in the question.",
     )
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for submit; nodes=8..256 compares node counts")
     parser.add_argument("--explain", action="store_true", help="why this layout, what limits it, every assumption")
+    parser.add_argument("--target-mfu", type=float, metavar="SHARE", help="say which limit forbids this MFU, such as 0.45")
     parser.add_argument(
         "--verify", action="store_true", help="build one rank with fake tensors and compare its bytes (needs torch)"
     )
@@ -112,13 +113,13 @@ def _pins(config: Config, overrides: list[str]) -> Pins:
     return Pins(**given)
 
 
-def _plan(config: Config, overrides: list[str], notes: list[str]) -> Plan:
+def _plan(config: Config, overrides: list[str], notes: list[str], target_mfu: float | None = None) -> Plan:
     from dataclasses import replace
 
     from hpcmoe.planner.plan import make
 
     pins = _pins(config, overrides)
-    plan = make(config, pins)
+    plan = make(config, pins, target_mfu)
     said = list(notes)
     refusal = _refused_by_submit(config, plan) if plan.fits else None
     if refusal is not None:
@@ -201,7 +202,7 @@ def _range(args: argparse.Namespace, low: int, high: int) -> int:
         overrides = [*rest, f"nodes={nodes}"]
         config, notes = _config(args, overrides)
         try:
-            results.append(_plan(config, overrides, notes))
+            results.append(_plan(config, overrides, notes, args.target_mfu))
         except UserError as error:
             results.append((nodes, str(error)))
     if args.json:

@@ -34,15 +34,18 @@ def in_node(size: int, stride: int, gpus_per_node: int) -> int:
     return max(1, min(size, gpus_per_node // stride if stride < gpus_per_node else 1))
 
 
-def ring(size_bytes: float, ranks: int, stride: int, w: Wires) -> float:
-    """All-gather or reduce-scatter of a tensor of ``size_bytes`` (whole) over ``ranks``: ``S (n-1)/n / bandwidth``."""
+def ring(size_bytes: float, ranks: int, stride: int, w: Wires, calls: int = 1) -> float:
+    """All-gather or reduce-scatter of ``size_bytes`` (whole) over ``ranks`` in ``calls`` pieces: ``S (n-1)/n / bandwidth``.
+
+    Each call also waits for a round over the group's nodes.
+    """
     if ranks <= 1:
         return 0.0
     local = in_node(ranks, stride, w.gpus_per_node)
     if local == ranks:
-        return size_bytes * (ranks - 1) / ranks / w.inside + LATENCY_NODE
+        return size_bytes * (ranks - 1) / ranks / w.inside + calls * LATENCY_NODE
     bandwidth = min(w.inside, w.outside * local)
-    return size_bytes * (ranks - 1) / ranks / bandwidth + LATENCY_NODE + LATENCY_NETWORK * (ranks // local)
+    return size_bytes * (ranks - 1) / ranks / bandwidth + calls * (LATENCY_NODE + LATENCY_NETWORK * (ranks // local))
 
 
 def all_to_all(size_bytes: float, ranks: int, w: Wires, distinct_nodes: float | None = None) -> float:

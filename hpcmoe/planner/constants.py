@@ -14,18 +14,18 @@ class Constants:
 
     # share of peak that a large dense bf16 matmul reaches
     gemm_a100: float = 0.84
-    gemm_h100: float = 0.66
+    gemm_h100: float = 0.645
     # share of peak that flash attention reaches (causal work counted as half)
     attention_a100: float = 0.32
     attention_h100: float = 0.585
     # elements of a matmul dimension at which half of that efficiency is reached (tile and wave waste)
-    gemm_half: float = 111.0
+    gemm_half: float = 110.0
     # reads and writes of a hidden-wide vector in a layer's forward pass besides the matmuls (norms, residuals, rope)
-    passes: float = 39.0
+    passes: float = 38.0
     # the same for every routed copy of a token (permute, unpermute, weight, all-to-all staging): with hand-fused kernels as
     # Megatron has, and in PyTorch as it comes
-    moe_passes_fused: float = 16.2
-    moe_passes_eager: float = 47.4
+    moe_passes_fused: float = 15.8
+    moe_passes_eager: float = 44.0
     # share of compute time behind which FSDP's and the pipeline's transfers can hide
     overlap: float = 0.95
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from hpcmoe.config.schema import Config
 from hpcmoe.planner import provenance
 from hpcmoe.planner.constants import FITTED, HOT_RANK, MARGIN, PADDING, gpu_speed
+from hpcmoe.planner.flops import titan_flops
 from hpcmoe.planner.layout import Layout
 from hpcmoe.planner.machine import Machine
 from hpcmoe.planner.step import StepTime
 from hpcmoe.planner.workload import Workload
 
 if TYPE_CHECKING:
+    from hpcmoe.planner.plan import Plan
     from hpcmoe.planner.search import Candidate, Search
 
 GIB = 2**30
@@ -104,6 +106,23 @@ def too_big(search: Search, best: Candidate) -> str:
     )
     enough = nodes_needed(search)
     return text + (f"; it fits on {enough} nodes" if enough else "")
+
+
+def too_slow(plan: Plan, target_mfu: float) -> str | None:
+    """The limit that keeps a plan below a wished MFU, with the numbers; None when it is met or nothing is known."""
+    speed, per_token = plan.tokens_per_s, titan_flops(plan.shape, plan.work.seq)
+    if speed is None or not plan.peak_tflops:
+        return None
+    needed = target_mfu * plan.peak_tflops * 1e12 / per_token
+    if speed >= needed:
+        return None
+    wish = f"MFU {target_mfu:.0%} (titan, of {plan.peak_tflops:g} TFLOP/s) needs {needed:,.0f} tokens/s/GPU"
+    if plan.wire_ceiling is not None and plan.wire_ceiling < needed:
+        wire = (plan.machine.network_gpu or 0.0) / 1e9
+        return f"wire: EP {plan.layout.ep} over {wire:g} GB/s a GPU cannot pass {plan.wire_ceiling:,.0f} tokens/s/GPU; {wish}"
+    part = bottleneck(plan.best.step)
+    words = PART_WORDS[part] if part else "nothing known"
+    return f"speed: {wish}, and {plan.layout.describe()} reaches {speed:,.0f}; most of its step is {words}"
 
 
 def nodes_needed(search: Search) -> int | None:

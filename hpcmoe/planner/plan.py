@@ -143,8 +143,11 @@ def _given(search: Search) -> Candidate | None:
     return search.candidate(layout)
 
 
-def make(config: Config, pins: Pins | None = None) -> Plan:
-    """The best layout for a config, or the given one costed. UserError for what cannot be asked; ``fits`` says the rest."""
+def make(config: Config, pins: Pins | None = None, target_mfu: float | None = None) -> Plan:
+    """The best layout for a config, or the given one costed. UserError for what cannot be asked; ``fits`` says the rest.
+
+    ``target_mfu``: a wish (TorchTitan's convention); where it cannot be met, ``impossible`` says which limit forbids it.
+    """
     _check_precision(config)
     shape, work = from_config(config.model), workload(config)
     machine = from_cluster(config.cluster, config.gpus_per_node)
@@ -162,7 +165,7 @@ def make(config: Config, pins: Pins | None = None) -> Plan:
     best = found[0]
     impossible = () if best.fits else (explain.too_big(search, best),)
     others = explain.distinct(found) if not search.pins.names() else _unpinned(config, search, best)
-    return Plan(
+    plan = Plan(
         shape=shape,
         params=model_params(shape),
         work=work,
@@ -180,6 +183,8 @@ def make(config: Config, pins: Pins | None = None) -> Plan:
         assumptions=tuple(explain.assumptions(config, machine, work)),
         examined=search.examined,
     )
+    short = explain.too_slow(plan, target_mfu) if target_mfu is not None else None
+    return plan if short is None else replace(plan, impossible=(*plan.impossible, short))
 
 
 def _unpinned(config: Config, search: Search, best: Candidate) -> list[Candidate]:

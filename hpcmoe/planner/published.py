@@ -72,8 +72,8 @@ def machine_of(row: dict[str, Any]) -> Machine:
     label = float(row.get("gpu_mem_gb", 80))
     if row["gpu"] == "a100" and label == 40:
         hbm = 1.555e12
-    if row["gpu"] == "h100" and label in (95, 96):  # TorchTitan's: a 500 W variant with HBM2e; its clocks follow the power limit
-        peak, hbm = peak * 500 / 700, 2.0e12
+    if row["gpu"] == "h100" and label in (95, 96):  # TorchTitan's: a 500 W variant with HBM2e; clocks go as the root of power
+        peak, hbm = peak * (500 / 700) ** 0.5, 2.0e12
     usable = {96.0: 95.0, 95.0: 94.0}.get(label, label * 0.99)
     network = row.get("net_gbytes_per_gpu", network / 1e9) * 1e9
     fp8 = None if row["gpu"] in ("a100", "a800", "mi250x_gcd") else 2 * peak

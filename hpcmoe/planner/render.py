@@ -108,7 +108,9 @@ def show(plan: Plan, console: Console, explained: bool) -> None:
         chosen = "given" if plan.given else "chosen"
         console.print(f"\n[bold green]{layout.describe()}[/]  ({chosen})  {_details(layout)}")
     else:
-        console.print(f"\n[bold red]impossible:[/] {plan.impossible[0]}")
+        console.print("")
+    for reason in plan.impossible:
+        console.print(f"[bold red]impossible:[/] {reason}")
     for line in layout_lines(plan):
         console.print(line, highlight=False, markup=False)
     if plan.shape.experts:

@@ -139,9 +139,11 @@ class Costs:
         shard, stride = layout.dp_shard * layout.cp, layout.tp
         w = self.wires
 
+        n_dense, n_moe = layers_on(self.shape, layout, stage)
+
         def both(bytes_a_value: float) -> float:
-            dense = ring(values.dense * bytes_a_value, shard, stride, w)
-            return dense + ring(values.expert * bytes_a_value, max(1, layout.efsdp), layout.ep * layout.expert_tp, w)
+            dense = ring(values.dense * bytes_a_value, shard, stride, w, n_dense + n_moe + 1)
+            return dense + ring(values.expert * bytes_a_value, max(1, layout.efsdp), layout.ep * layout.expert_tp, w, n_moe)
 
         gather, reduce = both(work.compute_bytes), both(work.reduce_bytes)
         once = 0.0

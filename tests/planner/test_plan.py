@@ -57,6 +57,17 @@ def test_what_does_not_fit_is_impossible_with_the_limit_and_the_node_count_that_
     assert to_json(plan)["mfu"] is None
 
 
+def test_a_wished_mfu_that_the_network_forbids_is_impossible_with_the_wire_limit() -> None:
+    asked = config("deepseek_v3", "leonardo", 256, batch=4096)
+    plan = make(asked, Pins(ep=64, tp=1), target_mfu=0.5)
+    assert plan.impossible[0].startswith("wire: EP 64 over 12.5 GB/s a GPU cannot pass 501 tokens/s/GPU")
+    assert "MFU 50% (titan, of 312 TFLOP/s) needs 555 tokens/s/GPU" in plan.impossible[0]
+
+
+def test_a_wish_that_is_met_changes_nothing() -> None:
+    assert make(config("mixtral_8x7b", "leonardo", 16), target_mfu=0.1).impossible == ()
+
+
 def test_alternatives_are_fully_costed_and_none_that_fits_is_faster() -> None:
     plan = make(config("qwen3_235b_a22b", "jupiter", 64))
     assert len(plan.others) >= 3

@@ -61,7 +61,7 @@ def test_replicas_and_experts_in_one_piece_agree_too() -> None:
 
 
 def test_what_the_engine_cannot_build_is_said_and_not_verified() -> None:
-    with pytest.raises(UserError, match="the engine has no model.mla"):
+    with pytest.raises(UserError, match=r"the engine has no model\.mla"):
         agreement(load(["model=deepseek_v3", "nodes=128", *ON_GPUS]))
 
 
