@@ -14,6 +14,8 @@ from subprocess import CompletedProcess
 from typing import Any
 
 from hpcmoe.runs.journal import iter_json_lines, read_journal
+from hpcmoe.runs.rundir import RunDir
+from hpcmoe.runs.store import read_record
 from tests.slurm.testbed_client import Testbed
 
 STEPS = 60
@@ -80,15 +82,14 @@ class Night:
         self.until(f"step {step}", lambda: self.step() >= step)
 
     def until_state(self, *states: str, timeout: float = 240.0) -> dict[str, Any]:
-        seen: list[dict[str, Any]] = []
+        """Wait until the run's journal says that it is in one of these (final) states; returns what `status` then says."""
 
         def reached() -> bool:
-            seen.append(self.status())
-            time.sleep(0.8)
-            return seen[-1]["state"] in states
+            ended = read_record(RunDir(self.dir)).finished
+            return ended is not None and ended["state"] in states
 
         self.until(f"state {' or '.join(states)}", reached, timeout)
-        return seen[-1]
+        return self.status()
 
     def postmortem(self) -> str:
         parts = [self.hpcmoe("status", self.run_id, check=False).stdout]
