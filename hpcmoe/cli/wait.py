@@ -12,6 +12,8 @@ from hpcmoe.runs.registry import find_run
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.supervise import EXIT_CODES, supervise
 
+INTERRUPTED = 130
+
 
 def main(argv: list[str]) -> int:
     codes = ", ".join(f"{code} {state}" for state, code in EXIT_CODES.items())
@@ -38,7 +40,14 @@ def follow(run: RunDir, as_json: bool = False, quiet: bool = False) -> int:
         stream.write(text)
         stream.flush()
 
-    view = supervise(run, say, None if quiet else LogTail(run, 0, emit))
+    try:
+        view = supervise(run, say, None if quiet else LogTail(run, 0, emit))
+    except KeyboardInterrupt:
+        print(
+            f"\nrun {run.run_id} goes on; `hpcmoe wait {run.run_id}` follows it again, `hpcmoe cancel {run.run_id}` ends it",
+            file=sys.stderr,
+        )
+        return INTERRUPTED
     if as_json:
         print(json.dumps(view.as_json(time.time()), indent=2))
     return EXIT_CODES[view.state]

@@ -46,11 +46,12 @@ def arrive(run: RunDir, place: Place) -> int:
         print(f"hpcmoe: run {run.run_id} gives up: {give_up}", flush=True)
         return NOTHING_TO_DO
     run.attempt(place.attempt).mkdir(parents=True, exist_ok=True)
-    journal_start(run, place, config)
+    previous_end = max((a.ended for a in record.attempts if a.ended is not None), default=None)
+    journal_start(run, place, config, previous_end)
     return GO_ON
 
 
-def journal_start(run: RunDir, place: Place, config: dict) -> None:
+def journal_start(run: RunDir, place: Place, config: dict, previous_end: float | None) -> None:
     counts_gpus = config["cluster"]["device"] == "cuda" or config["cluster"]["gres"]
     Journal(run.journal, place.attempt).append(
         "attempt_started",
@@ -59,6 +60,7 @@ def journal_start(run: RunDir, place: Place, config: dict) -> None:
         nodes=place.nodes,
         hosts=expand_hostlist(place.nodelist) if place.scheduler == "slurm" else [place.nodelist],
         gpus=place.nodes * int(config["gpus_per_node"]) if counts_gpus else 0,
+        away_s=None if previous_end is None else round(time.time() - previous_end, 3),  # since the previous attempt's end
         pid=os.getppid(),
         start_ticks=process_start_ticks(os.getppid()),
     )
@@ -131,11 +133,19 @@ def close_attempt(run: RunDir, record: Record, attempt: Attempt) -> None:
     Journal(run.journal, attempt.attempt).append(
         "attempt_ended",
         cause=cause.value,
+        **work_done(record, attempt.attempt),
         detail=f"ended without a word; Slurm's accounting says {row.state}" if row else "ended without a word",
         ended=ended,
         end_estimated=row is None or row.end is None,
         rc=None,
     )
+
+
+def work_done(record: Record, attempt: str) -> dict[str, int | None]:
+    """What the journal says at an attempt's end: its last step, and how many of its steps no checkpoint holds."""
+    newest = max((a.saved_step or 0 for a in record.attempts), default=0)
+    last_step = next((a.last_step for a in record.attempts if a.attempt == attempt), None)
+    return {"last_step": last_step, "steps_lost": max(0, (last_step or 0) - newest)}
 
 
 def _accounting_record(attempt: Attempt) -> client.AcctRow | None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcmoe.errors import UserError
-from hpcmoe.runs.arrive import release_claim
+from hpcmoe.runs.arrive import release_claim, work_done
 from hpcmoe.runs.journal import Journal
 from hpcmoe.runs.lifecycle import Cause, Decision, Ending, Step, cause_of, decide, give_up_reason
 from hpcmoe.runs.place import Place, this_place
@@ -40,6 +40,7 @@ def depart(run: RunDir, place: Place, rc: int, heard: frozenset[str]) -> int:
         "attempt_ended",
         cause=cause.value,
         detail=detail,
+        **work_done(record, place.attempt),
         rc=rc,
         heard=sorted(heard),
         job_state=ending.job_state,
