@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import subprocess
 import sys
 import time
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.timeout(120)
 CLI = Path(__file__).with_name("testbed.py")
 
 
-def cli(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(CLI), *words], capture_output=True, text=True, cwd="/", **options)  # type: ignore[call-overload,no-any-return]
+def cli(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(CLI), *words], capture_output=True, text=True, cwd="/")
 
 
 def test_a_step_of_an_ordinary_user_spans_two_nodes_with_four_gpus_each(testbed: Testbed, ordinary_user: str) -> None:
@@ -72,10 +72,8 @@ def test_the_user_signal_switch_decides_what_a_preempted_batch_shell_hears(
     assert testbed.state(job) in {"COMPLETED", "PREEMPTED"}
 
 
-def test_down_leaves_no_process_not_even_of_jobs_that_ignore_signals_and_left_their_session(tmp_path: Path) -> None:
-    if reason := testbed_cluster.why_unusable():
-        pytest.skip(reason)
-    root = Path("/tmp") / f"testbed-down-{os.getpid()}"
+def test_down_leaves_no_process_not_even_of_jobs_that_ignore_signals_and_left_their_session(testbed: Testbed) -> None:
+    root = testbed.root.with_name(f"{testbed.root.name}-2")  # beside the first, which must not notice
     assert cli("up", str(root)).returncode == 0
     try:
         assert cli("up", str(root)).stdout == f"a testbed is up already in {root}\n"
@@ -95,6 +93,8 @@ def test_down_leaves_no_process_not_even_of_jobs_that_ignore_signals_and_left_th
     assert job_processes(root, record.settings.cluster) == []
     assert record.dead() == [process.name for process in record.processes]
     assert cli("status", str(root)).returncode == 1
+    assert cli("status", str(testbed.root)).returncode == 0
+    shutil.rmtree(root)
 
 
 def test_a_folder_that_is_no_testbed_is_not_emptied(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def _install(packages: list[str]) -> None:
     # Debian starts daemons as it installs them; the testbed wants none of these.
     print("+ " + shlex.join(command), flush=True)
     if subprocess.run(command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}).returncode:
-        raise TestbedError(f"failed: {shlex.join(command)}", setup=True)
+        raise TestbedError(f"failed (is apt-get update needed first?): {shlex.join(command)}", setup=True)
 
 
 def _down(args: argparse.Namespace) -> int:
