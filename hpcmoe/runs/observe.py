@@ -20,6 +20,7 @@ WAITING_STATES = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD"
 FINAL_STATES = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 # squeue and sacct lag behind sbatch; a job that is this young and in neither is not gone.
 YOUNG_JOB_S = 30.0
+CLOCK_SKEW_S = 120.0  # between this host and Slurm's
 
 
 @dataclass(frozen=True)
@@ -138,9 +139,18 @@ def _slurm_jobs(records: Iterable[Record]) -> dict[str, JobView]:
         rows = client.squeue(list(ids))
     except SlurmError as error:
         return {job_id: JobView(reachable=False, problem=str(error)) for job_id in ids}
-    found = {job_id: JobView(row.state, row.reason, row.start) for job_id, row in rows.items() if job_id in ids}
+    found = {
+        job_id: JobView(row.state, row.reason, row.start)
+        for job_id, row in rows.items()
+        if job_id in ids and _is_ours(row.submit, ids[job_id])
+    }
     missing = {job_id: record for job_id, record in ids.items() if job_id not in found}
     return found | _from_accounting(missing)
+
+
+def _is_ours(submit: float | None, record: Record) -> bool:
+    """Slurm counts its ids anew after a reset, and other clusters count too: a job older than the run is another's."""
+    return submit is None or submit >= float(record.events[0]["t"]) - CLOCK_SKEW_S
 
 
 def _from_accounting(missing: dict[str, Record]) -> dict[str, JobView]:
@@ -152,7 +162,7 @@ def _from_accounting(missing: dict[str, Record]) -> dict[str, JobView]:
         rows = client.sacct(list(missing), since=since)
     except SlurmError as error:
         return {job_id: JobView(state=None, problem=str(error)) for job_id in missing}
-    newest = {row.job_id: row for row in rows}
+    newest = {row.job_id: row for row in rows if row.job_id in missing and _is_ours(row.submit, missing[row.job_id])}
     return {
         job_id: JobView(newest[job_id].state) if job_id in newest and not is_alive(newest[job_id].state) else JobView()
         for job_id in missing

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from hpcmoe.runs.observe import JobView, view
+from hpcmoe.runs.observe import JobView, observe, view
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import Record
 from hpcmoe.runs.story import attempts_of
+from hpcmoe.slurm import client
+from hpcmoe.slurm.client import QueueRow
 
 NOW = 10_000.0
 
@@ -74,3 +76,15 @@ def test_only_an_unwanted_stop_is_for_a_supervisor() -> None:
     assert (unwanted.involuntary, wanted.involuntary) == (True, False)
     assert unwanted.resumable
     assert wanted.resumable
+
+
+def test_a_job_with_our_id_that_is_older_than_the_run_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = record((NOW - 50, "planned", {"run_id": "abc123"}), (NOW - 49, "submitted", {"job_id": "7"}))
+
+    def row(submit: float) -> QueueRow:
+        return QueueRow("7", "RUNNING", "None", submit, None, None, 1, "n1", "me", "job", "")
+
+    monkeypatch.setattr(client, "sacct", lambda ids, since: [])
+    for submit, state in ((NOW - 49, "RUNNING"), (NOW - 5000, "UNKNOWN")):
+        monkeypatch.setattr(client, "squeue", lambda ids, submit=submit: {"7": row(submit)})
+        assert observe([run], NOW)[0].state == state
