@@ -26,6 +26,7 @@ from hpcmoe.planner.step import Costs
 
 ROWS = Path(__file__).resolve().parents[1] / "tests" / "data" / "published.yaml"
 FIT_EVERY = 4
+TIE = 0.05  # predictions this close are one: repeats of one JUPITER configuration were published 11 % apart
 WEIGHTS = {"dense A100": 1.5, "dense H100": 1.0, "MoE H100": 2.0, "MoE GH200": 0.7}
 
 
@@ -105,7 +106,7 @@ def loss(cases: list[Case], constants: Constants) -> float:
 BOUNDS = {  # constants that are not here are not fitted: they are anchors read off in constants.py
     "gemm_a100": (0.6, 0.92), "gemm_h100": (0.5, 0.85), "attention_a100": (0.2, 0.7), "attention_h100": (0.2, 0.75),
     "gemm_half": (8, 400), "passes": (8, 60), "moe_passes_fused": (4, 60), "moe_passes_eager": (8, 150),
-    "overlap": (0.3, 0.95),
+    "compiled": (0.4, 1.0), "overlap": (0.3, 0.95),
 }  # fmt: skip
 
 
@@ -176,7 +177,7 @@ def print_summary(outcomes: list[Outcome], skipped: list[str]) -> None:
     right = sum(o.right_side for o in outcomes)
     print(f"out of memory or not: {right} of {len(outcomes)} rows on the right side ({right / len(outcomes):.1%});", end=" ")
     print(f"of {len(oom)} that ran out, {sum(o.right_side for o in oom)} are predicted to")
-    print("\nrank order within a table (Spearman), and is the best the best, the worst the worst")
+    print("\nrank order within a table (Spearman), and is the best predicted best and the worst worst (within 5 %)")
     tables = {"folding Mixtral 8x22B": "fold-mixtral-8x22B-", "folding Qwen2-57B": "fold-qwen2", "JUPITER": "jup-", "MPT": "mpt-"}
     for name, prefix in tables.items():
         rows = [o for o in outcomes if o.case.id.startswith(prefix) and o.case.measured]
@@ -184,11 +185,9 @@ def print_summary(outcomes: list[Outcome], skipped: list[str]) -> None:
             rows = [o for o in rows if "G8T8" not in o.case.id]
         if len(rows) < 3:
             continue
-        pairs = [(o.predicted, o.case.measured or 0.0, o.case.id) for o in rows]
-        best = max(pairs)[2] == max(pairs, key=lambda p: p[1])[2] or math.isclose(
-            max(pairs)[0], max(pairs, key=lambda p: p[1])[0]
-        )
-        worst = math.isclose(min(pairs)[0], min(pairs, key=lambda p: p[1])[0], rel_tol=0.02)
+        pairs = [(o.predicted, o.case.measured or 0.0) for o in rows]
+        best = math.isclose(max(pairs)[0], max(pairs, key=lambda p: p[1])[0], rel_tol=TIE)
+        worst = math.isclose(min(pairs)[0], min(pairs, key=lambda p: p[1])[0], rel_tol=TIE)
         rho = spearman([p[0] for p in pairs], [p[1] for p in pairs])
         verdicts = f"best {'right' if best else 'wrong'}, worst {'right' if worst else 'wrong'}"
         print(f"{name:24} {len(pairs):4} rows  {rho:+.2f}  {verdicts}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpcmoe.planner.search import Pins
 
 SEQ_LEN = 4096  # tokens, where the user names none
-BATCH = 1024  # sequences a step, likewise, or one a GPU on larger machines
+BATCH = 1024  # sequences a step, likewise, rounded up to a multiple of the GPUs
 RANGE = re.compile(r"nodes=(\d+)\.\.(\d+)$")
 
 
@@ -89,9 +89,7 @@ def _config(args: argparse.Namespace, overrides: list[str]) -> tuple[Config, lis
             config.train.seq_len = min(SEQ_LEN, config.model.max_seq_len)
             notes.append(f"train.seq_len={config.train.seq_len}, since none was given")
         if "train.global_batch_tokens" not in names and "train" not in names:
-            sequences = BATCH
-            while sequences < config.world_size:
-                sequences *= 2
+            sequences = -(-BATCH // config.world_size) * config.world_size
             config.train.global_batch_tokens = config.train.seq_len * sequences
             notes.append(
                 f"train.global_batch_tokens={config.train.global_batch_tokens} ({sequences} sequences), since none was given"

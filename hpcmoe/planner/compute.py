@@ -93,7 +93,8 @@ def layer_work(shape: Shape, layout: Layout, work: Workload, machine: Machine, c
     causal = work.flash
     scores = 2.0 * tokens * shape.heads * (shape.qk_dim + shape.v_dim) * shape.attended(work.seq, causal) / tp
     attention = scores / (s.attention if work.flash else s.matmul)
-    traffic = c.passes * h * width / (tp if work.sequence_parallel else 1)
+    left = c.compiled if work.compiled else 1.0
+    traffic = left * c.passes * h * width / (tp if work.sequence_parallel else 1)
     if not work.flash:
         traffic += SOFTMAX_BYTES * shape.heads * work.seq / tp
     ffn = shape.ffn if not moe else shape.shared_ffn
@@ -110,7 +111,7 @@ def layer_work(shape: Shape, layout: Layout, work: Workload, machine: Machine, c
         each = gemm(rows / local, (shape.mats - 1) * inner, h, s) + gemm(rows / local, h, inner, s)
         experts = local * each
         passes = c.moe_passes_fused if work.fused else c.moe_passes_eager
-        experts_traffic = rows * width * (passes * h + shape.mats * inner) / s.memory
+        experts_traffic = rows * width * (left * passes * h + shape.mats * inner) / s.memory
     elementwise = tokens * traffic / s.memory
     host = c.host_dense + (c.host_moe if moe else 0.0)
     backward = 2.0 * (matmul + elementwise + experts + experts_traffic) + ATTENTION_BACKWARD * attention

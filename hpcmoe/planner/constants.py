@@ -13,19 +13,21 @@ class Constants:
     """Efficiencies are shares of the data sheet's peak; times are seconds. First what is fitted, then anchors that are not."""
 
     # share of peak that a large dense bf16 matmul reaches
-    gemm_a100: float = 0.84
+    gemm_a100: float = 0.85
     gemm_h100: float = 0.645
     # share of peak that flash attention reaches (causal work counted as half)
     attention_a100: float = 0.32
     attention_h100: float = 0.585
     # elements of a matmul dimension at which half of that efficiency is reached (tile and wave waste)
-    gemm_half: float = 110.0
+    gemm_half: float = 107.0
     # reads and writes of a hidden-wide vector in a layer's forward pass besides the matmuls (norms, residuals, rope)
-    passes: float = 38.0
+    passes: float = 40.0
     # the same for every routed copy of a token (permute, unpermute, weight, all-to-all staging): with hand-fused kernels as
     # Megatron has, and in PyTorch as it comes
     moe_passes_fused: float = 15.8
-    moe_passes_eager: float = 44.0
+    moe_passes_eager: float = 47.0
+    # share of the passes over memory that torch.compile leaves, of both kinds above
+    compiled: float = 0.91
     # share of compute time behind which FSDP's and the pipeline's transfers can hide
     overlap: float = 0.95
 

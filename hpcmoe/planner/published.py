@@ -245,6 +245,7 @@ def case_of(row: dict[str, Any], models: dict[str, dict[str, Any]]) -> Case | No
         logit_bytes=4.0 if row["src"].startswith("llm_foundry") else 10.0,
         flash=not unfused,
         fused=row.get("framework", "megatron") == "megatron" and not row["src"].startswith(("llm_foundry", "torchtitan")),
+        compiled=bool(row.get("compile")),
         sequence_parallel=not row["id"].startswith("meg21"),
         imbalance=not balanced,
         dedup="DeepEP" in dispatcher or "dsv3-train" in row["id"],

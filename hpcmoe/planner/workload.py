@@ -24,6 +24,7 @@ class Workload:
     flash: bool = True
     fused: bool = False  # permutes in hand-written kernels (Megatron); False: PyTorch's own
     sequence_parallel: bool = True
+    compiled: bool = False  # torch.compile on each block; hpcmoe does not
     padded: bool = False  # every expert padded to the fullest of its rank (hpcmoe on GPUs without a fused grouped matmul: sm80)
     imbalance: bool = True  # routing as the model chooses; False: forced or capacity-limited balance
     dedup: bool = False  # one copy of a token travels to a node, however many of its experts sit there
