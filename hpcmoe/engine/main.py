@@ -122,7 +122,7 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
         manifest.sweep_scraps(run.checkpoints, launch.attempt)
     clock.mark("load")
 
-    peak = find_peak(config, device)
+    peak = find_peak(config, device, launch.local_world_size)
     clock.mark("peak")
     lead = None
     if journal is not None:
