@@ -23,6 +23,7 @@ CANCEL_POLL_S = 0.5
 # Beyond KillWait: epilogs and a slow controller.
 CANCEL_SLACK_S = 60.0
 DEFAULT_KILL_WAIT_S = 30.0
+SOON_S = 15.0
 
 
 def see(run: RunDir) -> RunView:
@@ -107,13 +108,15 @@ def _reopened(run: RunDir) -> Iterator[None]:
 
 
 def lift_hold(view: RunView) -> bool:
-    """Start a requeued job now instead of after Slurm's credential lifetime. True when Slurm took it."""
+    """Start a requeued job soon instead of after Slurm's credential lifetime. True when Slurm took it."""
     if view.job.state not in ("PENDING", "REQUEUED") or view.job.reason != "BeginTime" or view.record.job_id is None:
         return False
     if not any(event["event"] == "requeued" for event in view.record.events[-20:]):
         return False  # the user's own --begin
+    if view.job.start is not None and view.job.start - time.time() < SOON_S:
+        return False  # lifted already; to ask again would put the start off again
     with contextlib.suppress(SlurmError):
-        return client.start_now(view.record.job_id)
+        return client.start_soon(view.record.job_id)
     return False
 
 

@@ -144,7 +144,7 @@ def _lift_hold(place: Place, journal: Journal, config: dict) -> None:
         return
     for _ in range(LIFT_HOLD_TRIES):
         try:
-            if client.start_now(place.job_id):
+            if client.start_soon(place.job_id):
                 journal.append("hold_lifted", job_id=place.job_id)
                 return
         except SlurmError as error:

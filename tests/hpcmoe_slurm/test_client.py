@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmRejected, SlurmUnreachable
 from hpcmoe.slurm.facts import SEPARATOR
+from hpcmoe.slurm.parse import parse_timestamp
 from tests.hpcmoe_slurm.fakes import RECORDED, FakeSlurm
 
 
@@ -133,13 +136,13 @@ def test_a_refused_requeue_names_slurms_reason(slurm: FakeSlurm) -> None:
         client.requeue("7")
 
 
-def test_the_hold_of_a_job_that_still_leaves_is_moved_ahead_and_not_to_now(slurm: FakeSlurm) -> None:
-    recorded_job(slurm, "completing_requeued.txt")
-    assert client.start_now("28")
-    assert "StartTime=now" not in slurm.calls("scontrol")[-1]
-    recorded_job(slurm, "pending.txt")
-    assert client.start_now("30")
-    assert slurm.calls("scontrol")[-1] == "update JobId=30 StartTime=now"
+@pytest.mark.parametrize(("record", "job_id", "seconds"), [("completing_requeued.txt", "28", 10.0), ("pending.txt", "30", 5.0)])
+def test_a_hold_is_moved_some_seconds_ahead_and_never_to_now(slurm: FakeSlurm, record: str, job_id: str, seconds: float) -> None:
+    recorded_job(slurm, record)
+    asked = time.time()
+    assert client.start_soon(job_id)
+    start = parse_timestamp(slurm.calls("scontrol")[-1].partition("StartTime=")[2])
+    assert start == pytest.approx(asked + seconds, abs=2.0)
 
 
 def test_an_unknown_partition_is_rejected(slurm: FakeSlurm) -> None:

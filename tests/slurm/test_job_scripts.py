@@ -121,6 +121,6 @@ def test_a_cancelled_job_is_told_from_a_requeued_one_while_both_are_leaving(test
     assert (back.state, back.ended_as, back.requeueing) == ("COMPLETING", "REQUEUED", True)
     with pytest.raises(SlurmRejected, match="CANCELLED"):
         client.requeue(cancelled)
-    assert client.start_now(requeued)
+    assert client.start_soon(requeued)
     testbed.wait_for(requeued, ["COMPLETED"])
     assert testbed.state(cancelled) == "CANCELLED"
