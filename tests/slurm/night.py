@@ -104,6 +104,10 @@ class Night:
     def started_attempts(self) -> int:
         return len(self.events("attempt_started"))
 
+    def until_return(self, started: int, timeout: float = 90.0) -> None:
+        """Wait for an attempt after the first ``started`` ones, or for the end of the run."""
+        self.until("the run's return", lambda: self.started_attempts() > started or bool(self.events("finished")), timeout)
+
     # What can happen
 
     def preempt(self, seconds: int = 3) -> None:
@@ -115,13 +119,13 @@ class Night:
         ).stdout.strip()
         self.until("the preempting job's start", lambda: self.testbed.state(high) != "PENDING", 90.0)
         self.testbed.wait_for(high, {"COMPLETED"}, 60.0)
-        self.until("the run's return", lambda: self.started_attempts() > before or bool(self.events("finished")), 90.0)
+        self.until_return(before)
 
     def kill_rank(self, rank: int) -> None:
         """SIGKILL, as the out-of-memory killer does it."""
         before = self.started_attempts()
         os.kill(self.rank_pid(rank), signal.SIGKILL)
-        self.until("the run's return", lambda: self.started_attempts() > before, 90.0)
+        self.until_return(before)
 
     def rank_pid(self, rank: int) -> int:
         """The process of a rank on this machine, by what stands in its environment."""
@@ -142,10 +146,21 @@ class Night:
                 return int(entry.name)
         raise AssertionError(f"no process is rank {rank} of attempt {attempt}")
 
+    def freeze_until_noticed(self) -> None:
+        """Hold rank 0, and so all others, until the batch shell hears that time runs out: a slow run, on any machine."""
+        rank = self.rank_pid(0)
+        notice = self.dir / "attempts" / str(self.events("attempt_started")[-1]["attempt"]) / "notice"
+        os.kill(rank, signal.SIGSTOP)
+        try:
+            self.until("the warning before the time limit", notice.exists, 120.0)
+        finally:
+            os.kill(rank, signal.SIGCONT)
+        self.until_return(self.started_attempts())
+
     def admin_requeue(self) -> None:
         before = self.started_attempts()
         self.testbed.run(["scontrol", "requeue", self.job_id], check=True)  # as root, who is the testbed's administrator
-        self.until("the run's return", lambda: self.started_attempts() > before, 120.0)
+        self.until_return(before)
 
 
 def hpcmoe(testbed: Testbed, runs: Path, user: str | None, *words: str, check: bool = True) -> CompletedProcess[str]:

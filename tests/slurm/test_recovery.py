@@ -17,17 +17,16 @@ from tests.slurm.testbed_config import KILL_WAIT_S
 
 pytestmark = pytest.mark.timeout(600)
 
-LONG = 120  # steps that outlast two time limits
 Losses = dict[int, float]
 
 
 @pytest.fixture(scope="session")
 def untouched(testbed: Testbed) -> Losses:
     """The losses of a run to which nothing happens."""
-    night = begin(testbed, testbed.shared_folder("untouched"), None, "slurm.partition=high", steps=LONG)
+    night = begin(testbed, testbed.shared_folder("untouched"), None, "slurm.partition=high")
     night.until_state("COMPLETED", "FAILED", "STOPPED", timeout=400.0)
     losses = night.losses()
-    assert sorted(losses) == list(range(1, LONG + 1)), night.postmortem()
+    assert sorted(losses) == list(range(1, STEPS + 1)), night.postmortem()
     return {step: values.pop() for step, values in losses.items()}
 
 
@@ -36,11 +35,11 @@ def runs(testbed: Testbed, request: pytest.FixtureRequest) -> Path:
     return testbed.shared_folder(request.node.name)
 
 
-def assert_as_untouched(night: Night, untouched: Losses, steps: int = STEPS) -> None:
+def assert_as_untouched(night: Night, untouched: Losses) -> None:
     """Every step was made, and each time it was made it had the loss that it has when nothing happens."""
     differing = {step: values for step, values in night.losses().items() if values != {untouched[step]}}
     assert not differing, night.postmortem()
-    assert sorted(night.losses()) == list(range(1, steps + 1)), night.postmortem()
+    assert sorted(night.losses()) == list(range(1, STEPS + 1)), night.postmortem()
 
 
 def assert_story(night: Night, causes: list[str], lost: list[int | None] | None = None) -> None:
@@ -108,12 +107,13 @@ def test_preempted_without_grace_and_told_to_stop_by_a_colleague(
 
 
 def test_cut_twice_by_its_time_limit(testbed: Testbed, runs: Path, ordinary_user: str, untouched: Losses) -> None:
-    night = begin(testbed, runs, ordinary_user, "slurm.time=1", "resilience.stop_lead_s=20", steps=LONG)
-    night.until_state("COMPLETED", "FAILED", timeout=500.0)
-    assert_as_untouched(night, untouched, LONG)
-    causes = [attempt["cause"] for attempt in night.status()["attempts"]]
-    assert len(causes) >= 3
-    assert_story(night, ["time_limit"] * (len(causes) - 1) + ["completed"])
+    night = begin(testbed, runs, ordinary_user, "slurm.time=2", "resilience.stop_lead_s=60")
+    for _ in range(2):
+        after(night, 15)
+        night.freeze_until_noticed()
+    night.until_state("COMPLETED", "FAILED")
+    assert_as_untouched(night, untouched)
+    assert_story(night, ["time_limit", "time_limit", "completed"])
 
 
 def test_where_requeue_is_refused_the_run_submits_its_successor(testbed: Testbed, runs: Path, ordinary_user: str) -> None:
