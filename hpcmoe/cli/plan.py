@@ -17,11 +17,13 @@ from hpcmoe.errors import UserError
 
 if TYPE_CHECKING:
     from hpcmoe.config.schema import Config
+    from hpcmoe.planner.layout import Layout
     from hpcmoe.planner.plan import Plan
     from hpcmoe.planner.search import Pins
 
 SEQ_LEN = 4096  # tokens, where the user names none
 BATCH = 1024  # sequences a step, likewise, rounded up to a multiple of the GPUs
+NOT_YET = "hpcmoe submit does not take this layout yet"
 RANGE = re.compile(r"nodes=(\d+)\.\.(\d+)$")
 
 
@@ -43,7 +45,8 @@ def main(argv: list[str]) -> int:
 
         show(plan, _console(), args.explain)
         if plan.fits:
-            _console().print(f"\n[bold]run it[/]  {_command(args.overrides, plan)}", highlight=False, soft_wrap=True)
+            label = "submit line (not taken yet, see above)" if any(NOT_YET in text for text in plan.assumptions) else "run it"
+            _console().print(f"\n[bold]{label}[/]  {_command(args.overrides, plan)}", highlight=False, soft_wrap=True)
     return 1 if plan.impossible else 0
 
 
@@ -119,45 +122,47 @@ def _plan(config: Config, overrides: list[str], notes: list[str], target_mfu: fl
     pins = _pins(config, overrides)
     plan = make(config, pins, target_mfu)
     said = list(notes)
-    refusal = _refused_by_submit(config, plan) if plan.fits else None
+    refusal = _refused_by_submit(config, plan.layout) if plan.fits else None
     if refusal is not None:
-        said.append(f"hpcmoe submit does not take this layout yet ({refusal})" + _runs_today(config, pins))
+        said.append(f"{NOT_YET} ({refusal})" + _runs_today(config, pins))
     return replace(plan, assumptions=(*said, *plan.assumptions))
 
 
 def _runs_today(config: Config, pins: Pins) -> str:
-    """The best layout without TP and PP, in words; empty when the user asked for them or nothing fits."""
+    """The best layout that submit takes now, in words; empty when the user asked for what it does not."""
     from dataclasses import replace
 
-    from hpcmoe.planner.plan import make
+    from hpcmoe.planner.plan import best_candidate
 
-    if pins.tp or pins.pp:
+    if pins.tp or pins.pp or pins.recompute:
         return ""
-    try:
-        plain = make(config, replace(pins, tp=1, pp=1))
-    except UserError:
-        return ""
-    if not plain.fits or plain.tokens_per_s is None:
-        return "; without TP and PP nothing fits"
-    layout = plain.layout
-    return (
-        f"; without TP and PP: {layout.describe()}, microbatch {layout.microbatch}, recompute {layout.recompute}, "
-        f"{plain.tokens_per_s:,.0f} tokens/s/GPU (layout.tp=1 layout.pp=1)"
-    )
+    for free in (replace(pins, tp=1, pp=1), replace(pins, tp=1, pp=1, recompute="none")):
+        found = best_candidate(config, free)
+        if found is None or found.tokens_per_s is None or _refused_by_submit(config, found.layout) is not None:
+            continue
+        if not found.fits:
+            return f"; of what it takes now nothing fits ({found.memory.total / 2**30:.0f} GiB a GPU)"
+        layout = found.layout
+        return (
+            f"; of what it takes now the best is {layout.describe()}, microbatch {layout.microbatch}, "
+            f"recompute {layout.recompute}: {found.tokens_per_s:,.0f} tokens/s/GPU"
+        )
+    return ""
 
 
-def _refused_by_submit(config: Config, plan: Plan) -> str | None:
-    """What submit would say to this layout today, when it would refuse it."""
+def _refused_by_submit(config: Config, layout: Layout) -> str | None:
+    """What submit and the engine say to this layout today; None when they take it."""
     import copy
 
     from hpcmoe.config.validate import validate
+    from hpcmoe.engine.support import check_engine
 
-    trial, layout = copy.deepcopy(config), plan.layout
+    trial = copy.deepcopy(config)
     trial.slurm.account = trial.slurm.account or "account"
     for name in ("pp", "dp_replicate", "dp_shard", "tp", "ep", "microbatch", "recompute"):
         setattr(trial.layout, name, getattr(layout, name))
     try:
-        validate(trial)
+        check_engine(validate(trial))
     except UserError as error:
         return str(error)
     return None

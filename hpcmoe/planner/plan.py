@@ -187,6 +187,13 @@ def make(config: Config, pins: Pins | None = None, target_mfu: float | None = No
     return plan if short is None else replace(plan, impossible=(*plan.impossible, short))
 
 
+def best_candidate(config: Config, pins: Pins) -> Candidate | None:
+    """The best layout under some pins and nothing else of a plan; None when no layout divides. Unchecked."""
+    machine = from_cluster(config.cluster, config.gpus_per_node)
+    found = Search(from_config(config.model), workload(config), machine, config.nodes, pins).run()
+    return found[0] if found else None
+
+
 def _unpinned(config: Config, search: Search, best: Candidate) -> list[Candidate]:
     """What the planner itself would have chosen beside a given layout."""
     free = Search(search.shape, search.work, search.machine, search.nodes)
