@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -95,3 +96,23 @@ def test_mistakes_are_one_line_and_exit_status_2(capsys: pytest.CaptureFixture[s
 def test_a_plan_never_imports_torch() -> None:
     code = "import sys; from hpcmoe.cli.main import main; main(['plan', '--json']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_a_users_own_cluster_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "ours.yaml").write_text(
+        "# @package _global_\n"
+        "gpus_per_node: 8\n"
+        "cluster:\n"
+        "  name: ours\n"
+        "  gpu: {model: H100-SXM5, mem_gib: 80, peak_tflops: {bf16: 989}, hbm_gb_s: 3350}\n"
+        "  link: {intra_node_gb_s_per_gpu: 450, inter_node_gb_s_per_node: 400}\n"
+        "  qos: {short: {max_nodes: 4, max_time: '02:00:00'}, long: {max_time: '1-0'}}\n"
+    )
+    words = ["--config-dir", str(tmp_path), "cluster=ours", "model=mixtral_8x7b", "nodes=8", "--json"]
+    status, out, _ = run(capsys, *words)
+    document = json.loads(out)
+    assert status == 0
+    assert document["world_size"] == 64
+    assert document["slurm"]["qos"] == "long"
+    assert any("figures of ours without a read source" in text for text in document["assumptions"])
