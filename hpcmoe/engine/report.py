@@ -47,13 +47,14 @@ class Reporter:
         self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"  # an earlier attempt was killed inside its line
         self._tensorboard, self._first_step = tensorboard, first_step
         self._writer: SummaryWriter | None = None
-        self._pace: float | None = None  # seconds a step, smoothed
+        self._pace: float | None = None  # seconds a step, smoothed; the first step, which warms up, does not count
 
     def step(self, figures: StepFigures) -> None:
         line = json.dumps(asdict(figures)) + "\n"
         os.write(self._fd, (("\n" if self._torn else "") + line).encode())
         self._torn = False
-        self._pace = figures.seconds if self._pace is None else 0.9 * self._pace + 0.1 * figures.seconds
+        if figures.step > self._first_step:
+            self._pace = figures.seconds if self._pace is None else 0.9 * self._pace + 0.1 * figures.seconds
         if figures.step % self.interval == 0 or figures.step == self.steps:
             print(self._progress(figures), flush=True)
         if self._tensorboard is not None:
@@ -61,7 +62,7 @@ class Reporter:
 
     def _progress(self, f: StepFigures) -> str:
         mfu = "MFU unknown" if f.mfu is None else f"MFU {100 * f.mfu:.1f} % ({f.flops_convention}, {self.peak})"
-        left = duration((self.steps - f.step) * (self._pace or 0.0))
+        left = duration((self.steps - f.step) * (self._pace or f.seconds))
         return (
             f"step {f.step}/{self.steps} · loss {f.loss:.4f} · {quantity(f.tokens_per_s)} tokens/s · {mfu} · "
             f"experts max/mean {f.expert_max_over_mean:.2f} · grad {f.grad_norm:.2f} · {left} left"

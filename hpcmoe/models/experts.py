@@ -19,14 +19,15 @@ Kernel = Literal["grouped_mm", "padded_bmm", "loop"]
 Matmul = Callable[[torch.Tensor, torch.Tensor, RowLayout], torch.Tensor]
 
 
-def choose_kernel(device: torch.device) -> Kernel:
-    """The fastest exact kernel: grouped_mm on CPUs and on GPUs that have a fused one (sm90 and newer), else padded bmm.
+def choose_kernel(device: torch.device, dtype: torch.dtype) -> Kernel:
+    """The fastest exact kernel: grouped_mm on CPUs and on GPUs that have a fused one (sm90 and newer, bf16), else padded bmm.
 
     On sm80 grouped_mm falls back to a loop with a host sync for each call (pytorch#186620).
     """
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
-        return "padded_bmm"
-    return "grouped_mm"
+    if device.type != "cuda":
+        return "grouped_mm"
+    fused = dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (9, 0)
+    return "grouped_mm" if fused else "padded_bmm"
 
 
 def row_multiple(device: torch.device, dtype: torch.dtype) -> int:

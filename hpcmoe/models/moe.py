@@ -67,7 +67,7 @@ class MoE(nn.Module):
         x_TD = x_BSD.flatten(0, 1)
         routing = self.router(x_TD)
         counts_E = torch.bincount(routing.experts_TK.flatten(), minlength=self.model.experts)
-        kernel = self.kernel or choose_kernel(x_TD.device)
+        kernel = self.kernel or choose_kernel(x_TD.device, x_TD.dtype)
 
         def compute(x_PD: torch.Tensor, rows: RowLayout) -> torch.Tensor:
             return self.experts(x_PD, rows, kernel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from ranks import small_config, small_model
 from torch.distributed.tensor import DTensor
 
-from hpcmoe.config.schema import Config, LayoutConfig, OptimConfig
+from hpcmoe.config.schema import Config, LayoutConfig, OptimConfig, Precision, PrecisionConfig
 from hpcmoe.data.corpus import load_corpus
 from hpcmoe.data.loader import Loader
 from hpcmoe.engine.checkpoint import Checkpointer, Progress
@@ -184,14 +185,16 @@ def any_layout_reads_any_others_checkpoint(text: Path, scratch: Path) -> None:
         journal = Journal(scratch / "events.jsonl", "test.0") if rank == 0 else None
         trainer = build(config, loader, folder, journal)
         trainer.train_step()
-        trainer.checkpointer.save_durably(trainer.model, trainer.optimizer, trainer.progress)
-        wanted = everything(trainer)
+        wanted, at = everything(trainer), replace(trainer.progress)
+        trainer.checkpointer.start(trainer.model, trainer.optimizer, trainer.progress)
+        trainer.train_step()  # while the save is in flight: it must not see these values
+        trainer.checkpointer.wait(strict=True)
         for reader, other in configs.items():
             fresh = build(other, loader, folder, None)
             progress = load_newest(
                 folder, "full", {"model": "same"}, fresh.model, fresh.optimizer, fresh.checkpointer.group, None
             )
-            assert progress == trainer.progress, f"{writer} -> {reader}"
+            assert progress == at, f"{writer} -> {reader}"
             for name, value in everything(fresh).items():
                 assert torch.equal(value, wanted[name]), f"{writer} -> {reader}: {name}"
 
@@ -214,3 +217,18 @@ def experts_equal_each_other_in_every_kernel(text: Path, scratch: Path) -> None:
         for moe in trainer.model.moe_layers().values():
             moe.kernel = kernel
         same_steps(kernel, trainer, expected)
+
+
+def bf16_computes_in_bf16_over_fp32_masters(text: Path, scratch: Path) -> None:
+    config = case_config(text, LAYOUTS["ep2"])
+    loader = Loader(load_corpus(config.data), config.train.seq_len, config.train.seed)
+    expected = reference(config, loader)
+    config.precision = PrecisionConfig(name=Precision.bf16)
+    trainer = build(config, loader, scratch / "bf16", None)
+    dtypes = set()
+    for moe in trainer.model.moe_layers().values():
+        moe.experts.register_forward_hook(lambda _module, _inputs, output: dtypes.add(output.dtype))
+    for want in expected:
+        assert abs(trainer.train_step().loss / want["loss"] - 1) < 0.01
+    assert dtypes == {torch.bfloat16}
+    assert {value.dtype for value in trainer.model.state_dict().values()} == {torch.float32}

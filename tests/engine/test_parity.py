@@ -21,3 +21,7 @@ def test_a_checkpoint_of_any_layout_is_read_bitwise_by_any_other(tmp_path: Path)
 
 def test_all_expert_kernels_train_alike(tmp_path: Path) -> None:
     run_together(4, tmp_path, parity_cases.experts_equal_each_other_in_every_kernel, write_text(tmp_path / "text"), tmp_path)
+
+
+def test_bf16_computes_in_bf16_over_fp32_masters(tmp_path: Path) -> None:
+    run_together(4, tmp_path, parity_cases.bf16_computes_in_bf16_over_fp32_masters, write_text(tmp_path / "text"), tmp_path)
