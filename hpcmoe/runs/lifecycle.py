@@ -118,7 +118,7 @@ def cause_of_record(slurm_state: str | None, cancel_requested: bool) -> Cause:
 def attempts_without_progress(attempts: Sequence[Attempt]) -> int:
     """How many of the newest attempts ended unprovoked without a new durable checkpoint.
 
-    Preemptions, time limits and requeues neither count nor reset: they say nothing about the run itself.
+    Preemptions, requeues and time limits after some steps neither count nor reset: they say nothing about the run itself.
     """
     count = 0
     for index in range(len(attempts) - 1, -1, -1):
@@ -126,9 +126,15 @@ def attempts_without_progress(attempts: Sequence[Attempt]) -> int:
         earlier = max((a.saved_step or 0 for a in attempts[:index]), default=0)
         if (attempt.saved_step or 0) > earlier:
             break
-        if attempt.cause is not None and Cause(attempt.cause) in UNPROVOKED:
+        if attempt.cause is not None and _own_fault(attempt):
             count += 1
     return count
+
+
+def _own_fault(attempt: Attempt) -> bool:
+    """Also a time limit that came before the first step: the run asks for less time than it needs to start."""
+    cause = Cause(attempt.cause or "")
+    return cause in UNPROVOKED or (cause is Cause.TIME_LIMIT and attempt.first_step is None)
 
 
 def give_up_reason(attempts: Sequence[Attempt], most: int) -> str | None:

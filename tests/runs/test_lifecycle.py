@@ -123,13 +123,19 @@ def test_three_crashes_without_a_new_checkpoint_are_enough() -> None:
     assert "no progress in 3 attempts" in reason
 
 
+def test_a_time_limit_too_short_to_start_uses_up_the_budget_and_one_that_lets_it_step_does_not() -> None:
+    starved = [attempt(number, "time_limit") for number in range(3)]
+    assert attempts_without_progress(starved) == 3
+    assert attempts_without_progress([dataclasses.replace(one, first_step=1, last_step=4) for one in starved]) == 0
+
+
 def test_a_new_checkpoint_gives_a_new_budget() -> None:
     attempts = [attempt(0, "crashed", 10), attempt(1, "crashed", 20), attempt(2, "crashed", 30)]
     assert attempts_without_progress(attempts) == 0
     assert give_up_reason(attempts, 1) is None
 
 
-@given(st.lists(st.sampled_from(["preempted", "time_limit", "requeued", "signalled", "node_failure"]), max_size=30))
+@given(st.lists(st.sampled_from(["preempted", "requeued", "signalled", "node_failure"]), max_size=30))
 def test_being_sent_away_never_uses_up_the_budget(causes: list[str]) -> None:
     assert give_up_reason([attempt(number, cause) for number, cause in enumerate(causes)], 1) is None
 
