@@ -88,7 +88,7 @@ def _gpus_in(text: str) -> int | None:
 def _recompute(row: dict[str, Any]) -> str:
     word = str(row.get("recompute", "none"))
     if row["id"] == "dsv3-train":
-        return "selective"  # DeepSeek-V3 report, section 3.2.3: RMSNorm and MLA up-projections
+        return "selective"  # DeepSeek-V3 report, from memory: RMSNorm and MLA up-projections
     if word in ("full", "none"):
         return word
     if "layernorm,moe" in word:
@@ -172,7 +172,7 @@ def _layout(row: dict[str, Any], shape: Shape, gpus: int) -> tuple[Layout, bool]
     fsdp = "fsdp" in row or "FSDP" in method or "FSDP" in str(row.get("dispatcher", "")) or framework == "titan"
     zero = "zero2" if row.get("fsdp") == "SHARD_GRAD_OP" else "fsdp" if fsdp else "zero1"
     if row["id"].startswith("llama3-405B"):
-        zero = "zero2"  # Llama 3 report, section 3.3.2: no resharding after the forward pass
+        zero = "zero2"  # Llama 3 report, from memory: no resharding after the forward pass
     shard = _gpus_in(str(row.get("fsdp", ""))) or dp
     shard = min(shard, dp)
     vpp = spec.get("vpp", 1)
@@ -216,7 +216,7 @@ def case_of(row: dict[str, Any], models: dict[str, dict[str, Any]]) -> Case | No
     layout, inferred = made
     batch = row.get("gbs")
     if batch is None and row["model"] == "deepseek-v3":
-        batch, inferred = 15360, True  # DeepSeek-V3 report, section 4.2
+        batch, inferred = 15360, True  # DeepSeek-V3 report, from memory
     if batch is None and "tokens_per_batch" in row:
         batch = row["tokens_per_batch"] // row["seq"]
     if batch is None and "local_batch" in row:
