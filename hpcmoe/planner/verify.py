@@ -101,9 +101,7 @@ def verify(config: Config, plan: Plan) -> Verification:
 def _buildable(config: Config, plan: Plan) -> tuple[Plan, list[str]]:
     """The plan itself when the engine can build it; else one without TP, PP and recompute on the same GPUs."""
     layout, notes = plan.layout, ["routing is balanced in the build; the plan adds the fullest rank's share on top"]
-    notes.append(
-        "stand-ins: attention keeps q, k, v, output and log-sum-exp; on GPUs a norm is taken to be fused and to keep its input only"
-    )
+    notes.append("stand-ins: attention keeps q, k, v, output and log-sum-exp; on GPUs a norm is taken to keep its input only")
     if layout.tp == layout.pp == 1 and layout.recompute == "none":
         return plan, notes
     pins = Pins(tp=1, pp=1, ep=layout.ep, dp_replicate=1, microbatch=1, recompute="none")
