@@ -15,6 +15,7 @@ from hpcmoe.config.freeze import to_plain, to_yaml
 from hpcmoe.config.names import schema_keys, unknown_key
 from hpcmoe.config.validate import validate
 from hpcmoe.errors import UserError
+from hpcmoe.planner.check import prepare, summary
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
@@ -57,9 +58,11 @@ def main(argv: list[str]) -> int:
             return 0
         composed = hydra.compose_config(args.config_name, args.overrides, run_mode=_run_mode(), with_log_configuration=False)
     config = validate(to_config(composed))
+    plan = prepare(config)
     if args.dry_run:
         preview({"": config}, args.json)
         return 0
+    print(summary(plan), file=sys.stderr if args.json else sys.stdout)
     return _submit(config, args)
 
 

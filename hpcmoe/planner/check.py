@@ -46,6 +46,13 @@ def fill_queue(config: Config, plan: Plan) -> None:
         slurm.time = plan.queue.time
 
 
+def prepare(config: Config) -> Plan:
+    """Refuse what cannot run, and write the plan's queue into ``config``. Every way of submitting comes through here."""
+    plan = check(config)
+    fill_queue(config, plan)
+    return plan
+
+
 def summary(plan: Plan) -> str:
     """One line for a person: expected memory and speed."""
     memory = f"{plan.best.memory.total / 2**30:.2f} GiB a GPU"

@@ -18,6 +18,7 @@ from hpcmoe.config.compose import to_config
 from hpcmoe.config.schema import Config
 from hpcmoe.config.validate import validate
 from hpcmoe.errors import UserError
+from hpcmoe.planner.check import prepare
 from hpcmoe.runs.create import create_run, journal_submitted
 from hpcmoe.runs.jobspec import JobSpec, render
 from hpcmoe.runs.journal import Journal
@@ -63,6 +64,7 @@ def _compose(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str],
     words = tuple(filter_overrides(overrides))
     try:
         config = validate(to_config(composed))
+        prepare(config)
         point = Point(index, words, composed, config)
         _ = point.shape  # what a job script cannot carry is found here, before anything is written
     except UserError as error:
