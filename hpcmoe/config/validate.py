@@ -27,6 +27,9 @@ def validate(config: Config) -> Config:
         check(config)
     _resolve_layout(config)
     _resolve_batch(config)
+    from hpcmoe.engine.support import check_engine  # torch-free; what this version's engine has no code for
+
+    check_engine(config)
     return config
 
 
@@ -127,11 +130,6 @@ def _data(config: Config) -> None:
         if not data.path:
             raise UserError("data=text needs data.path, a file or a directory of text")
         data.path = str(Path(data.path).expanduser().absolute())
-    if data.tokenizer == "byte" and config.model.vocab_size < 257:
-        raise UserError(
-            f"model.vocab_size={config.model.vocab_size} must be at least 257 for data.tokenizer=byte: "
-            "256 bytes and the end of a document"
-        )
 
 
 def _schedule(config: Config) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
 
 from hpcmoe.errors import UserError, unknown_name
+
+if TYPE_CHECKING:
+    import numpy as np  # at run time inside functions: submit asks check_vocabulary and should not wait for it
 
 END_OF_DOCUMENT = 256
 BYTE_VOCAB = 257
@@ -13,6 +16,8 @@ TOKENIZERS = ("byte",)
 
 def encode_documents(documents: list[bytes]) -> np.ndarray:
     """All documents as one uint16 array, each followed by END_OF_DOCUMENT."""
+    import numpy as np
+
     total = sum(map(len, documents)) + len(documents)
     tokens = np.empty(total, dtype=np.uint16)
     at = 0
