@@ -31,7 +31,7 @@ class LinkConfig:
 
 @dataclass
 class QosConfig:
-    """A QOS or partition limit, in its own units; null: none, or not known (see ``unverified``). Their order is the preference."""
+    """A QOS or partition limit, in its own units; null: none, or not known (see ``unverified``). Listed by preference."""
 
     kind: str = "qos"  # qos | partition: is its name a --qos or a --partition?
     partition: str | None = None  # where this QOS is used; null: any

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from ranks import small_config, small_model
 from torch.distributed.tensor import DTensor
 
 from hpcmoe.config.schema import Config, LayoutConfig, OptimConfig, Precision, PrecisionConfig
@@ -28,6 +27,7 @@ from hpcmoe.engine.trainer import Trainer
 from hpcmoe.models.experts import Kernel
 from hpcmoe.models.transformer import Transformer
 from hpcmoe.runs.journal import Journal
+from tests.engine.ranks import small_config, small_model
 
 CPU = torch.device("cpu")
 STEPS = 3

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import Attempt, events, make_run, small_config, write_text
 
 from hpcmoe.config.schema import CheckpointConfig, Config, OptimConfig
 from hpcmoe.engine.manifest import checkpoint_name, published
 from hpcmoe.runs.rundir import RunDir
+from tests.engine.ranks import Attempt, events, make_run, small_config, write_text
 
 pytestmark = pytest.mark.multiprocess
 STEPS, WORLD = 40, 2

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import parity_cases
 import pytest
-from ranks import run_together, write_text
+
+from tests.engine import parity_cases
+from tests.engine.ranks import run_together, write_text
 
 pytestmark = pytest.mark.multiprocess
 

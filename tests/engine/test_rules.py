@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import small_config
 
 from hpcmoe.config.schema import LayoutConfig, OptimConfig, Precision, PrecisionConfig
 from hpcmoe.engine import manifest
@@ -19,6 +18,7 @@ from hpcmoe.engine.schedule import learning_rate
 from hpcmoe.engine.stop import StopSignals
 from hpcmoe.engine.support import check_engine
 from hpcmoe.errors import UserError
+from tests.engine.ranks import small_config
 
 
 def rates(steps: list[int], **optim: Any) -> list[float]:

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # tests import each other as tests.slurm.*
-
 from tests.slurm import testbed_cluster
 from tests.slurm.testbed_client import TEST_USER, Testbed
 
