@@ -18,6 +18,7 @@ from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import read_record
 from tests.slurm.testbed_client import Testbed
 
+ALL_NIGHTS = os.environ.get("HPCMOE_ALL_NIGHTS") == "1"
 STEPS = 60
 # Two nodes of two ranks: half of what the testbed's nodes hold, as each start costs two cores dearly. A constant learning rate,
 # so that longer and shorter runs share their first steps. Steps long enough for something to happen between them.
@@ -25,7 +26,7 @@ RUN = [
     "model=tiny",
     "cluster=testbed",
     "nodes=2",
-    "gpus_per_node=2",
+    f"gpus_per_node={4 if ALL_NIGHTS else 2}",
     "train.seq_len=64",
     "train.global_batch_tokens=4096",
     "checkpoint.interval=20",

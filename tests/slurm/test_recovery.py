@@ -1,6 +1,7 @@
 """Whatever takes the machine away, the run comes back and ends with the losses of a run that nobody touched, bit for bit.
 
-On a real Slurm, over two nodes. Several things happen to one run in a test, since each return costs a start of all ranks.
+On a real Slurm, over two nodes. Several things happen to one run in a test, since each return costs a start of all ranks. Each test
+is one person's night, root's or an ordinary user's; HPCMOE_ALL_NIGHTS=1 gives every night to both, on twice the ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.night import STEPS, Night, begin
+from tests.slurm.night import ALL_NIGHTS, STEPS, Night, begin
 from tests.slurm.testbed_client import Testbed
 from tests.slurm.testbed_config import KILL_WAIT_S
 
@@ -28,6 +29,17 @@ def untouched(testbed: Testbed) -> Losses:
     losses = night.losses()
     assert sorted(losses) == list(range(1, STEPS + 1)), night.postmortem()
     return {step: values.pop() for step, values in losses.items()}
+
+
+def nights(*people: str) -> pytest.MarkDecorator:
+    """Whose nights these are."""
+    return pytest.mark.parametrize("user", ["root", "ordinary"] if ALL_NIGHTS else list(people), indirect=True)
+
+
+@pytest.fixture
+def user(request: pytest.FixtureRequest) -> str | None:
+    """Who submits: an ordinary user's name, or None for root."""
+    return None if request.param == "root" else str(request.getfixturevalue("ordinary_user"))
 
 
 @pytest.fixture
@@ -72,10 +84,11 @@ def preempted_with_and_without_user_signal(night: Night) -> None:
     after(night, 6)
 
 
+@nights("ordinary")
 def test_preempted_with_grace_and_requeued_by_an_administrator(
-    testbed: Testbed, runs: Path, ordinary_user: str, untouched: Losses
+    testbed: Testbed, runs: Path, user: str | None, untouched: Losses
 ) -> None:
-    night = begin(testbed, runs, ordinary_user, "slurm.partition=requeue_grace")
+    night = begin(testbed, runs, user, "slurm.partition=requeue_grace")
     preempted_with_and_without_user_signal(night)
     night.admin_requeue()
     night.until_state("COMPLETED", "FAILED")
@@ -83,8 +96,11 @@ def test_preempted_with_grace_and_requeued_by_an_administrator(
     assert_story(night, ["preempted", "preempted", "requeued", "completed"])
 
 
-def test_preempted_where_slurm_cancels_and_a_rank_killed_without_warning(testbed: Testbed, runs: Path, untouched: Losses) -> None:
-    night = begin(testbed, runs, None, "slurm.partition=cancel_grace")
+@nights("root")
+def test_preempted_where_slurm_cancels_and_a_rank_killed_without_warning(
+    testbed: Testbed, runs: Path, user: str | None, untouched: Losses
+) -> None:
+    night = begin(testbed, runs, user, "slurm.partition=cancel_grace")
     preempted_with_and_without_user_signal(night)
     night.kill_rank(3)
     night.until_state("COMPLETED", "FAILED")
@@ -93,10 +109,11 @@ def test_preempted_where_slurm_cancels_and_a_rank_killed_without_warning(testbed
     assert night.status()["attempts"][2]["steps_lost"] <= 20  # checkpoint.interval
 
 
+@nights("ordinary")
 def test_preempted_without_grace_and_told_to_stop_by_a_colleague(
-    testbed: Testbed, runs: Path, ordinary_user: str, untouched: Losses
+    testbed: Testbed, runs: Path, user: str | None, untouched: Losses
 ) -> None:
-    night = begin(testbed, runs, ordinary_user, "slurm.partition=requeue_nograce")
+    night = begin(testbed, runs, user, "slurm.partition=requeue_nograce")
     preempted_with_and_without_user_signal(night)
     (night.dir / "control" / "stop").touch()
     assert night.until_state("STOPPED", "COMPLETED", "FAILED")["state"] == "STOPPED"
@@ -106,8 +123,9 @@ def test_preempted_without_grace_and_told_to_stop_by_a_colleague(
     assert_story(night, ["preempted", "preempted", "stopped", "completed"])
 
 
-def test_cut_twice_by_its_time_limit(testbed: Testbed, runs: Path, ordinary_user: str, untouched: Losses) -> None:
-    night = begin(testbed, runs, ordinary_user, "slurm.time=2", "resilience.stop_lead_s=60")
+@nights("root")
+def test_cut_twice_by_its_time_limit(testbed: Testbed, runs: Path, user: str | None, untouched: Losses) -> None:
+    night = begin(testbed, runs, user, "slurm.time=2", "resilience.stop_lead_s=60")
     for _ in range(2):
         after(night, 15)
         night.freeze_until_noticed()
@@ -116,25 +134,27 @@ def test_cut_twice_by_its_time_limit(testbed: Testbed, runs: Path, ordinary_user
     assert_story(night, ["time_limit", "time_limit", "completed"])
 
 
-def test_where_requeue_is_refused_the_run_submits_its_successor(testbed: Testbed, runs: Path, ordinary_user: str) -> None:
-    night = begin(testbed, runs, ordinary_user, "slurm.requeue=false", steps=20)
+@nights("ordinary")
+def test_where_requeue_is_refused_the_run_submits_its_successor(testbed: Testbed, runs: Path, user: str | None) -> None:
+    night = begin(testbed, runs, user, "slurm.requeue=false", steps=20)
     after(night, 3)
-    testbed.run(["scancel", "--signal=USR2", night.job_id], ordinary_user, check=True)
+    testbed.run(["scancel", "--signal=USR2", night.job_id], user, check=True)
     night.until_state("COMPLETED", "FAILED")
     assert_story(night, ["signalled", "completed"])
     assert [attempt["job_id"] for attempt in night.status()["attempts"]] != [night.job_id] * 2
     assert night.events("requeue_refused")
 
 
+@nights("ordinary")
 @pytest.mark.parametrize("verb", ["hpcmoe cancel", "scancel"])
 def test_a_cancelled_run_stays_cancelled_and_is_gone_within_the_grace_time(
-    testbed: Testbed, runs: Path, ordinary_user: str, verb: str
+    testbed: Testbed, runs: Path, user: str | None, verb: str
 ) -> None:
-    night = begin(testbed, runs, ordinary_user)
+    night = begin(testbed, runs, user)
     after(night, 3)
     began = time.monotonic()
     if verb == "scancel":
-        testbed.run(["scancel", night.job_id], ordinary_user, check=True)
+        testbed.run(["scancel", night.job_id], user, check=True)
     else:
         night.hpcmoe("cancel", night.run_id)
     testbed.wait_for(night.job_id, {"CANCELLED"}, KILL_WAIT_S + 4.0)
