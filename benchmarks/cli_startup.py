@@ -17,11 +17,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = "import hydra"
+SCRIPT = "import sys; from hpcmoe.cli.main import main; sys.exit(main())"  # what pip writes into bin/hpcmoe
 COMMANDS = {
-    BASE: ["-c", "import hydra"],
-    "hpcmoe --help": ["-m", "hpcmoe", "--help"],
-    "hpcmoe status": ["-m", "hpcmoe", "status"],
-    "hpcmoe submit --dry-run": ["-m", "hpcmoe", "submit", "--dry-run"],
+    BASE: ["-c", BASE],
+    "hpcmoe --help": ["-c", SCRIPT, "--help"],
+    "hpcmoe status": ["-c", SCRIPT, "status"],
+    "hpcmoe submit --dry-run": ["-c", SCRIPT, "submit", "--dry-run"],
 }
 AIM = 2.0
 

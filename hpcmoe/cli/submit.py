@@ -15,7 +15,6 @@ from hpcmoe.config.freeze import to_plain, to_yaml
 from hpcmoe.config.names import schema_keys, unknown_key
 from hpcmoe.config.validate import validate
 from hpcmoe.errors import UserError
-from hpcmoe.planner.check import prepare, summary
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
@@ -58,12 +57,25 @@ def main(argv: list[str]) -> int:
             return 0
         composed = hydra.compose_config(args.config_name, args.overrides, run_mode=_run_mode(), with_log_configuration=False)
     config = validate(to_config(composed))
-    plan = prepare(config)
+    expected = _plan(config)
     if args.dry_run:
         preview({"": config}, args.json)
         return 0
-    print(summary(plan), file=sys.stderr if args.json else sys.stdout)
+    if expected:
+        print(expected, file=sys.stderr if args.json else sys.stdout)
     return _submit(config, args)
+
+
+def _plan(config: Config) -> str | None:
+    """Let the planner refuse what cannot run and fill in the queue; what it expects, in words.
+
+    Where nothing is known of a machine's memory and queues it has nothing to refuse, and its import is not waited for.
+    """
+    if config.cluster.gpu.mem_gib is None and not config.cluster.qos:
+        return None
+    from hpcmoe.planner.check import prepare, summary
+
+    return summary(prepare(config))
 
 
 def _run_mode() -> RunMode:
@@ -110,7 +122,7 @@ def _show(hydra: Hydra, parser: argparse.ArgumentParser, args: argparse.Namespac
     if args.help:
         print(USAGE + hydra.format_config_groups(lambda group: not group.startswith("hydra")).rstrip())
     elif args.hydra_help:
-        args.overrides += ["hydra/help=default", "hydra/hydra_help=default"]
+        args.overrides += [f"hydra/{group}=default" for group in ("help", "hydra_help")]
         hydra.hydra_help(args.config_name, parser, args)
     elif args.cfg:
         hydra.show_cfg(args.config_name, args.overrides, args.cfg, args.package, args.resolve)
@@ -156,8 +168,7 @@ def preview(configs: dict[str, Config], as_json: bool) -> None:
 
 def job_script(config: Config) -> str:
     """The job script of a run that does not exist; RUN stands for its id."""
-    from hpcmoe.runs.create import job_spec
-    from hpcmoe.runs.jobspec import render
+    from hpcmoe.runs.jobspec import job_spec, render
     from hpcmoe.runs.registry import runs_root
     from hpcmoe.runs.rundir import RunDir
 

@@ -12,6 +12,8 @@ from omegaconf import MISSING
 
 @dataclass
 class GpuConfig:
+    """One GPU; on a CPU cluster, one slot."""
+
     model: str = "cpu"
     mem_gib: float | None = None
     # Dense, by precision (bf16, fp8, fp32); null: not supported.
@@ -48,6 +50,8 @@ class QosConfig:
 
 @dataclass
 class ClusterConfig:
+    """The machine as a whole. A null is unknown, never zero."""
+
     name: str = MISSING
     site: str | None = None
     scheduler: str = "slurm"  # slurm | local

@@ -20,6 +20,8 @@ class MlaConfig:
 
 @dataclass
 class ModelConfig:
+    """Sizes in elements, counts in pieces."""
+
     name: str = MISSING
     vocab_size: int = MISSING
     hidden: int = MISSING

@@ -74,6 +74,8 @@ class DataConfig:
 
 @dataclass
 class TrainConfig:
+    """How long, on how much, from which seed."""
+
     steps: int = MISSING
     seq_len: int = MISSING  # tokens
     global_batch_tokens: int = MISSING  # tokens per optimizer step over all ranks
@@ -83,6 +85,8 @@ class TrainConfig:
 
 @dataclass
 class OptimConfig:
+    """The optimizer and its learning rate's course over the steps."""
+
     name: str = "adamw"
     lr: float = MISSING
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
@@ -97,6 +101,8 @@ class OptimConfig:
 
 @dataclass
 class CheckpointConfig:
+    """When a run saves, what it keeps, and how it makes sure of it."""
+
     interval: int = MISSING  # steps; 0: only when asked to stop and at the end
     keep_last: int = 2  # newest so many
     keep_every: int | None = None  # and every step that is a multiple of this
@@ -112,6 +118,8 @@ class Precision(Enum):
 
 @dataclass
 class PrecisionConfig:
+    """Number formats, by where they are used."""
+
     name: Precision = Precision.fp32
     reduce: str = "fp32"  # dtype of gradient reductions
     moments: str = "fp32"  # dtype of AdamW's moments
@@ -130,6 +138,8 @@ class ResilienceConfig:
 
 @dataclass
 class LoggingConfig:
+    """What a run tells while it trains."""
+
     interval: int = 1  # steps between progress lines
     tensorboard: bool = True
 

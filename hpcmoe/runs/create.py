@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 from hpcmoe.config.freeze import freeze
 from hpcmoe.config.schema import Config
 from hpcmoe.errors import UserError
 from hpcmoe.resources import make_plugins_importable
-from hpcmoe.runs.jobspec import JobSpec
+from hpcmoe.runs.jobspec import job_spec
 from hpcmoe.runs.journal import Journal, read_journal
 from hpcmoe.runs.place import local_pid, process_start_ticks
+from hpcmoe.runs.provenance import write_provenance
 from hpcmoe.runs.registry import new_run_id, runs_root
 from hpcmoe.runs.rundir import RunDir, write_atomic
 from hpcmoe.slurm.command import SlurmRejected, SlurmUnreachable
@@ -20,8 +20,6 @@ from hpcmoe.slurm.command import SlurmRejected, SlurmUnreachable
 
 def create_run(cfg: Config, overrides: list[str], root: Path | None = None) -> RunDir:
     """A new run directory with its frozen config, provenance and first journal line. It appears whole or not at all."""
-    from hpcmoe.runs.provenance import write_provenance  # here: a dry run needs job_spec alone, and fast
-
     root = root or runs_root()
     root.mkdir(parents=True, exist_ok=True)
     run_id = new_run_id(root)
@@ -48,17 +46,6 @@ def create_run(cfg: Config, overrides: list[str], root: Path | None = None) -> R
         shutil.rmtree(draft.path, ignore_errors=True)
         raise
     return RunDir(root / run_id)
-
-
-def job_spec(run: RunDir, cfg: Config, token: str | None = None) -> JobSpec:
-    """What is to be submitted for one run."""
-    return JobSpec(
-        run_dirs=(run.path,),
-        config=cfg,
-        python=sys.executable,
-        job_name=cfg.slurm.job_name or f"hpcmoe-{run.run_id}",
-        token=token or run.run_id,
-    )
 
 
 def submit_run(run: RunDir, cfg: Config, how: str = "submit") -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from hpcmoe.config.schema import Config, SlurmConfig
 from hpcmoe.errors import UserError
 from hpcmoe.resources import resource_dir
+from hpcmoe.runs.rundir import RunDir
 from hpcmoe.slurm.directives import check_carries, directive, filename_pattern, verbatim
 
 
@@ -55,6 +57,17 @@ class JobSpec:
         """The batch shell's log, in sbatch's words: %j is the job's id, %A_%a the array's and the task's."""
         name = "slurm-%A_%a.log" if self.is_array else "slurm-%j.log"
         return filename_pattern(str(self.script.parent)) + f"/{name}"
+
+
+def job_spec(run: RunDir, cfg: Config, token: str | None = None) -> JobSpec:
+    """What is to be submitted for one run."""
+    return JobSpec(
+        run_dirs=(run.path,),
+        config=cfg,
+        python=sys.executable,
+        job_name=cfg.slurm.job_name or f"hpcmoe-{run.run_id}",
+        token=token or run.run_id,
+    )
 
 
 def render(spec: JobSpec) -> str:
