@@ -28,7 +28,7 @@ RUN = [
     "nodes=2",
     f"gpus_per_node={4 if ALL_NIGHTS else 2}",
     "train.seq_len=64",
-    "train.global_batch_tokens=4096",
+    "train.global_batch_tokens=2048",
     "checkpoint.interval=20",
     "optim.schedule=constant",
     "layout.ep=4",
@@ -136,14 +136,12 @@ class Night:
                 continue
             try:
                 environ = dict(part.split("=", 1) for part in (entry / "environ").read_text().split("\0") if "=" in part)
-                command = (entry / "cmdline").read_text()
+                words = (entry / "cmdline").read_text().split("\0")
             except (OSError, UnicodeDecodeError):
                 continue
-            if (
-                environ.get("HPCMOE_ATTEMPT") == attempt
-                and environ.get("SLURM_PROCID") == str(rank)
-                and "hpcmoe.engine" in command
-            ):
+            # srun names the engine in its words too, and has the batch shell's SLURM_PROCID, which is 0
+            engine = "hpcmoe.engine" in words and "srun" not in words[0]
+            if engine and environ.get("HPCMOE_ATTEMPT") == attempt and environ.get("SLURM_PROCID") == str(rank):
                 return int(entry.name)
         raise AssertionError(f"no process is rank {rank} of attempt {attempt}")
 
