@@ -106,43 +106,29 @@ def rank_pids(run: Path) -> list[int]:
     return sorted(found)
 
 
-def causes(status: Any) -> list[str]:
-    return [attempt["cause"] for attempt in status["attempts"]]
-
-
-def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint_and_nothing_else(desk: Desk, untouched: Losses) -> None:
+def test_a_run_that_is_saved_killed_and_stopped_by_others_ends_as_if_nobody_had_touched_it(desk: Desk, untouched: Losses) -> None:
     run = desk.submit()
+    until_step(run, 2)
+    (run / "control" / "save").touch()
+    until("the file's removal", lambda: not (run / "control" / "save").exists())
+    assert 2 <= saved_steps(run)[0] < 6  # before the first of checkpoint.interval
+
     until_step(run, 8)
     os.kill(rank_pids(run)[-1], signal.SIGKILL)
-    status = desk.json("wait", run.name)
-    assert (status["state"], causes(status)) == ("COMPLETED", ["crashed", "completed"])
-    assert status["attempts"][1]["resumed_from"] >= 6
-    assert status["attempts"][0]["steps_lost"] == status["attempts"][0]["last_step"] - status["attempts"][1]["resumed_from"]
-    assert losses(run) == untouched
+    until("the run's return", lambda: started(run) == 2)
+    until_step(run, max(losses(run)) + 2)
 
-
-def test_a_run_told_to_stop_by_a_file_rests_until_it_is_resumed_by_hand(desk: Desk, untouched: Losses) -> None:
-    run = desk.submit()
-    until_step(run, 3)
     (run / "control" / "stop").touch()
     assert desk.json("wait", run.name, rc=4)["state"] == "STOPPED"
     assert rank_pids(run) == []
     desk.hpcmoe("resume", run.name)
     status = desk.json("wait", run.name)
-    assert (status["state"], causes(status)) == ("COMPLETED", ["stopped", "completed"])
-    assert [attempt["steps_lost"] for attempt in status["attempts"]] == [0, 0]
+    killed, stopped, last = status["attempts"]
+    assert (status["state"], killed["cause"], stopped["cause"], last["cause"]) == ("COMPLETED", "crashed", "stopped", "completed")
+    assert killed["steps_lost"] == killed["last_step"] - stopped["resumed_from"]
+    assert stopped["resumed_from"] >= 6
+    assert stopped["steps_lost"] == 0
     assert losses(run) == untouched
-
-
-def test_a_file_asks_for_a_checkpoint_now_and_is_taken_away_when_it_is_there(desk: Desk) -> None:
-    run = desk.submit("checkpoint.interval=0")
-    until_step(run, 2)
-    (run / "control" / "save").touch()
-    until("the file's removal", lambda: not (run / "control" / "save").exists())
-    saved = [event["step"] for event in read_journal(run / "events.jsonl") if event["event"] == "checkpoint_saved"]
-    assert saved
-    assert saved[0] < STEPS
-    assert desk.json("wait", run.name)["state"] == "COMPLETED"
 
 
 def test_a_cancelled_run_has_saved_is_gone_and_stays_cancelled(desk: Desk) -> None:
@@ -164,6 +150,10 @@ def test_a_run_that_dies_again_and_again_without_progress_is_given_up(desk: Desk
     status = desk.json("wait", run.name, rc=1)
     assert status["state"] == "FAILED"
     assert "no progress in 2 attempts" in status["reason"]
+
+
+def saved_steps(run: Path) -> list[int]:
+    return [event["step"] for event in read_journal(run / "events.jsonl") if event["event"] == "checkpoint_saved"]
 
 
 def started(run: Path) -> int:
