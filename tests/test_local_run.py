@@ -28,6 +28,7 @@ RUN = [
     "train.seq_len=32",
     "train.global_batch_tokens=1024",
     "checkpoint.interval=6",
+    "resilience.kill_wait_s=3",
     "logging.tensorboard=false",
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,8 @@ class Stage:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # as the executor starts it: a shell cannot trap what was ignored when it started (nohup, a shell's background job)
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
         )
 
     def run(self, script: str, timeout_s: float = 30.0, **env: str) -> int:
