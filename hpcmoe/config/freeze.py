@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import tempfile
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import yaml
 from hpcmoe.config.names import unknown_key
 from hpcmoe.config.schema import Config
 from hpcmoe.errors import UserError
+from hpcmoe.files import write_atomic
 
 
 def to_plain(config: Config) -> dict[str, Any]:
@@ -39,17 +38,7 @@ def to_yaml(config: Config) -> str:
 
 def freeze(config: Config, path: Path) -> None:
     """Write ``config`` to ``path``, whole or not at all."""
-    fd, tmp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(to_yaml(config))
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(tmp, 0o644)
-        os.replace(tmp, path)
-    except BaseException:
-        Path(tmp).unlink(missing_ok=True)
-        raise
+    write_atomic(path, to_yaml(config))
 
 
 def load_frozen(path: Path) -> Config:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcmoe.runs.rundir import read_json, write_json
+from hpcmoe.files import read_json, write_json
 
 MANIFEST = "manifest.json"
 FORMAT = 1

@@ -6,7 +6,8 @@ import os
 import traceback
 from typing import Literal
 
-from hpcmoe.runs.rundir import RunDir, write_atomic, write_json
+from hpcmoe.files import write_atomic, write_json
+from hpcmoe.runs.rundir import RunDir
 
 Word = Literal["completed", "leave", "stopped", "failed"]
 Source = Literal["signal", "control"]

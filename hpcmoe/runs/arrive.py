@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 
 from hpcmoe.errors import UserError
+from hpcmoe.files import read_json, write_json
 from hpcmoe.runs.journal import Journal
 from hpcmoe.runs.lifecycle import cause_of_record, give_up_reason
 from hpcmoe.runs.place import Place, local_pid, process_start_ticks, this_place
-from hpcmoe.runs.rundir import RunDir, read_json, write_json
+from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import Record, finish, raw_config, read_record, result_state
 from hpcmoe.runs.story import Attempt, last_sign_of_life
 from hpcmoe.slurm import client

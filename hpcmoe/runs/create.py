@@ -8,13 +8,14 @@ from pathlib import Path
 from hpcmoe.config.freeze import freeze
 from hpcmoe.config.schema import Config
 from hpcmoe.errors import UserError
+from hpcmoe.files import write_atomic
 from hpcmoe.resources import make_plugins_importable
 from hpcmoe.runs.jobspec import job_spec
 from hpcmoe.runs.journal import Journal, read_journal
 from hpcmoe.runs.place import local_pid, process_start_ticks
 from hpcmoe.runs.provenance import write_provenance
 from hpcmoe.runs.registry import new_run_id, runs_root
-from hpcmoe.runs.rundir import RunDir, write_atomic
+from hpcmoe.runs.rundir import RunDir
 from hpcmoe.slurm.command import SlurmRejected, SlurmUnreachable
 
 

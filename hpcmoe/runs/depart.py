@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcmoe.errors import UserError
+from hpcmoe.files import read_json
 from hpcmoe.runs.arrive import release_claim, work_done
 from hpcmoe.runs.journal import Journal
 from hpcmoe.runs.lifecycle import Cause, Decision, Ending, Step, cause_of, decide, give_up_reason
 from hpcmoe.runs.place import Place, this_place
-from hpcmoe.runs.rundir import RunDir, read_json
+from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import Record, finish, raw_config, read_record
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcmoe import __version__
+from hpcmoe.files import write_atomic, write_json
 from hpcmoe.resources import PACKAGE
-from hpcmoe.runs.rundir import RunDir, write_atomic, write_json
+from hpcmoe.runs.rundir import RunDir
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError
 

@@ -1,41 +1,9 @@
-"""Names of what lies in a run directory, and how it is written. Knows no Slurm, no torch, no config schema."""
+"""Names of what lies in a run directory. Knows no Slurm, no torch, no config schema."""
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Replace ``path`` with ``text`` so that a reader or a crash sees the old file or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, tmp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(tmp, 0o644)
-        os.replace(tmp, path)
-    except BaseException:
-        Path(tmp).unlink(missing_ok=True)
-        raise
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_atomic(path, json.dumps(value, indent=2, default=str) + "\n")
-
-
-def read_json(path: Path) -> Any | None:
-    """The JSON value in ``path``, or None where there is none (absent or not JSON)."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
 
 
 @dataclass(frozen=True)

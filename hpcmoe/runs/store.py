@@ -9,8 +9,9 @@ from typing import Any
 
 import yaml
 
+from hpcmoe.files import read_json, write_json
 from hpcmoe.runs.journal import Event, Journal, iter_json_lines, read_journal
-from hpcmoe.runs.rundir import RunDir, read_json, write_json
+from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.story import Attempt, attempts_of
 
 

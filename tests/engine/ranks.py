@@ -20,8 +20,9 @@ from hpcmoe.config.cluster_schema import ClusterConfig
 from hpcmoe.config.freeze import freeze
 from hpcmoe.config.model_schema import ModelConfig
 from hpcmoe.config.schema import CheckpointConfig, Config, DataConfig, LayoutConfig, LoggingConfig, OptimConfig, TrainConfig
+from hpcmoe.files import read_json
 from hpcmoe.runs.journal import read_journal
-from hpcmoe.runs.rundir import RunDir, read_json
+from hpcmoe.runs.rundir import RunDir
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["torch", "hpcmoe.engine.main"])

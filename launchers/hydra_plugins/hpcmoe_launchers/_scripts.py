@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hpcmoe.files import write_atomic
 from hpcmoe.runs.jobspec import JobSpec, render
-from hpcmoe.runs.rundir import write_atomic
 
 
 def write_scripts(spec: JobSpec) -> None:
