@@ -145,16 +145,22 @@ class Night:
                 return int(entry.name)
         raise AssertionError(f"no process is rank {rank} of attempt {attempt}")
 
-    def freeze_until_noticed(self) -> None:
-        """Hold rank 0, and so all others, until the batch shell hears that time runs out: a slow run, on any machine."""
-        rank = self.rank_pid(0)
-        notice = self.dir / "attempts" / str(self.events("attempt_started")[-1]["attempt"]) / "notice"
-        os.kill(rank, signal.SIGSTOP)
-        try:
-            self.until("the warning before the time limit", notice.exists, 120.0)
-        finally:
-            os.kill(rank, signal.SIGCONT)
-        self.until_return(self.started_attempts())
+    def outlast_time_limit(self) -> None:
+        """Hold rank 0 after its first step, and so all others, until the batch shell hears that time runs out."""
+        attempt = str(self.events("attempt_started")[-1]["attempt"])
+        notice = self.dir / "attempts" / attempt / "notice"
+        before = self.started_attempts()
+        self.until(
+            "a first step", lambda: notice.exists() or attempt in [event["attempt"] for event in self.events("first_step")]
+        )
+        if not notice.exists():
+            rank = self.rank_pid(0)
+            os.kill(rank, signal.SIGSTOP)
+            try:
+                self.until("the warning before the time limit", notice.exists, 120.0)
+            finally:
+                os.kill(rank, signal.SIGCONT)
+        self.until_return(before)
 
     def admin_requeue(self) -> None:
         before = self.started_attempts()
