@@ -24,6 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:  # pytest hands every conftest all items, not only those of its folder
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.slurm)
+            item.add_marker(pytest.mark.xdist_group("slurm"))  # one testbed, one worker
 
 
 @pytest.fixture(scope="session")
