@@ -20,6 +20,7 @@ from tests.slurm.testbed_client import TEST_USER, Testbed
 HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:  # pytest hands every conftest all items, not only those of its folder
         if HERE in item.path.parents:
