@@ -20,12 +20,10 @@ from tests.slurm.testbed_client import TEST_USER, Testbed
 HERE = Path(__file__).parent
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:  # pytest hands every conftest all items, not only those of its folder
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.slurm)
-            item.add_marker(pytest.mark.xdist_group("slurm"))  # one testbed, one worker
 
 
 @pytest.fixture(scope="session")
