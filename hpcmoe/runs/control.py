@@ -36,8 +36,11 @@ def cancel(run: RunDir) -> RunView:
     before = see(run)
     if before.final:
         raise UserError(f"run {run.run_id} is {before.state} already; there is nothing to cancel")
+    if not before.job.reachable:
+        raise UserError(f"run {run.run_id} is not cancelled: {before.job.problem}; try again")
     Journal(run.journal).append("cancel_requested", by=os.environ.get("USER"), job_id=before.record.job_id)
-    if before.state in ("QUEUED", "RUNNING", "UNKNOWN") and before.record.job_id is not None:
+    # Only a job that Slurm lists as this run's: a forgotten id may by now be another job's.
+    if before.state in ("QUEUED", "RUNNING") and before.record.job_id is not None:
         _end_job(before.record.job_id)
         _wait_until_gone(run)
     if read_record(run).finished is None:
