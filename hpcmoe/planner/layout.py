@@ -5,7 +5,7 @@ Rank order, slowest first: dense ``[pp, dp_replicate, dp_shard, tp]``; experts `
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hpcmoe.planner.machine import Machine
 from hpcmoe.planner.shapes import Shape
@@ -95,7 +95,3 @@ def layers_on(shape: Shape, layout: Layout, stage: int) -> tuple[int, int]:
     dense_before = shape.layers - shape.moe_layers
     dense = max(0, min(dense_before - first, count))
     return dense, count - dense
-
-
-def with_microbatch(layout: Layout, microbatch: int, recompute: str) -> Layout:
-    return replace(layout, microbatch=microbatch, recompute=recompute)
