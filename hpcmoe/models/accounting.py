@@ -39,6 +39,15 @@ def attention_matrices(m: ModelConfig) -> int:
     return 2 * m.hidden * (m.heads + m.kv_heads) * m.head_dim
 
 
+def attention_square(m: ModelConfig, seq_len: int) -> int:
+    """Forward FLOPs a token of one layer's scores and weighted values, over the full square; a causal mask needs half."""
+    if m.mla is not None:
+        widths = m.mla.qk_nope_head_dim + m.mla.qk_rope_head_dim + m.mla.v_head_dim
+    else:
+        widths = 2 * m.head_dim
+    return 2 * m.heads * widths * seq_len
+
+
 def layer_vectors(m: ModelConfig) -> int:
     """Norm weights, biases and sinks of one layer, the feed-forward's not counted."""
     if m.mla is not None:
@@ -73,11 +82,7 @@ def flops_per_token(m: ModelConfig, seq_len: int, convention: Convention) -> int
     ``megatron``: the router not counted, attention over the causal half (Megatron-Core's num_floating_point_operations).
     """
     counts = parameters(m)
-    if m.mla is not None:
-        widths = m.mla.qk_nope_head_dim + m.mla.qk_rope_head_dim + m.mla.v_head_dim
-    else:
-        widths = 2 * m.head_dim
-    square = 6 * m.layers * m.heads * widths * seq_len
+    square = 3 * m.layers * attention_square(m, seq_len)
     if convention == "titan":
         return 6 * counts.matmul + square
     if convention == "megatron":

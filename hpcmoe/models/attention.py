@@ -1,6 +1,7 @@
 """Grouped-query causal attention with rotary positions. Shapes: B batch, S sequence, D hidden, H heads, G kv heads, C head dim.
 
-Not for latent attention, windows or sinks (hpcmoe.models.support refuses them).
+A tensor-parallel rank has H / tp heads over the whole sequence and gives and takes s = S / tp positions. Not for latent
+attention, windows or sinks (hpcmoe.models.support refuses them).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from torch import nn
 
 from hpcmoe.config.model_schema import ModelConfig
 from hpcmoe.models.norm import RMSNorm
+from hpcmoe.models.tensor_parallel import ALONE, linear, local
 
 
 def rope_tables(seq_len: int, head_dim: int, theta: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,15 +42,18 @@ class Attention(nn.Module):
         self.wo = nn.Linear(q_width, model.hidden, bias=model.attention_out_bias)
         self.q_norm = RMSNorm(model.head_dim, model.norm_eps) if model.qk_norm else None
         self.k_norm = RMSNorm(model.head_dim, model.norm_eps) if model.qk_norm else None
+        self.tp = ALONE  # set by hpcmoe.engine.parallelize
 
-    def forward(self, x_BSD: torch.Tensor, cos_SC: torch.Tensor, sin_SC: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_BsD: torch.Tensor, cos_SC: torch.Tensor, sin_SC: torch.Tensor) -> torch.Tensor:
+        x_BSD = self.tp.gather(x_BsD)
         B, S, _ = x_BSD.shape
-        q = self.wq(x_BSD).view(B, S, self.heads, self.head_dim)
-        k = self.wk(x_BSD).view(B, S, self.kv_heads, self.head_dim)
-        v = self.wv(x_BSD).view(B, S, self.kv_heads, self.head_dim)
+        q = linear(x_BSD, self.wq).view(B, S, -1, self.head_dim)
+        k = linear(x_BSD, self.wk).view(B, S, -1, self.head_dim)
+        v = linear(x_BSD, self.wv).view(B, S, -1, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         q, k = rotate(q, cos_SC, sin_SC), rotate(k, cos_SC, sin_SC)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
-        return self.wo(out.transpose(1, 2).reshape(B, S, self.heads * self.head_dim))
+        out_BsD = self.tp.scatter(F.linear(out.transpose(1, 2).reshape(B, S, -1), local(self.wo.weight)))
+        return out_BsD if self.wo.bias is None else out_BsD + local(self.wo.bias)

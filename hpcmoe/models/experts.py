@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from hpcmoe.models.dispatch import RowLayout
+from hpcmoe.models.tensor_parallel import local
 
 Kernel = Literal["grouped_mm", "padded_bmm", "loop"]
 Matmul = Callable[[torch.Tensor, torch.Tensor, RowLayout], torch.Tensor]
@@ -64,7 +64,7 @@ class Experts(nn.Module):
         self.w3_EFD = nn.Parameter(torch.empty(experts, width, hidden))
 
     def forward(self, x_PD: torch.Tensor, rows: RowLayout, kernel: Kernel) -> torch.Tensor:
-        w1, w2, w3 = (w.to_local() if isinstance(w, DTensor) else w for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
+        w1, w2, w3 = (local(w) for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
         matmul = MATMULS[kernel]
         hidden_PF = F.silu(matmul(x_PD, w1, rows)) * matmul(x_PD, w3, rows)
         return matmul(hidden_PF, w2, rows)

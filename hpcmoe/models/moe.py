@@ -14,10 +14,11 @@ from hpcmoe.models.dispatch import RowLayout, run_experts
 from hpcmoe.models.experts import Experts, Kernel, choose_kernel, row_multiple
 from hpcmoe.models.router import Router, balance_loss, z_loss
 from hpcmoe.models.support import shared_width
+from hpcmoe.models.tensor_parallel import ALONE, linear
 
 
 class LayerLoad(NamedTuple):
-    """What a MoE layer tells about one microbatch; carries no gradient."""
+    """What a MoE layer tells about one microbatch; carries no gradient. Sums over tp ranks are the microbatch's figures."""
 
     counts_E: torch.Tensor  # int64, assignments an expert
     aux: torch.Tensor  # balance loss, 1 when balanced
@@ -45,9 +46,11 @@ class SwiGLU(nn.Module):
         self.w1 = nn.Linear(hidden, width, bias=False)
         self.w2 = nn.Linear(width, hidden, bias=False)
         self.w3 = nn.Linear(hidden, width, bias=False)
+        self.tp = ALONE  # set by hpcmoe.engine.parallelize
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+    def forward(self, x_BsD: torch.Tensor) -> torch.Tensor:
+        x_BSD = self.tp.gather(x_BsD)
+        return self.tp.scatter(linear(F.silu(linear(x_BSD, self.w1)) * linear(x_BSD, self.w3), self.w2))
 
 
 class MoE(nn.Module):
@@ -59,11 +62,15 @@ class MoE(nn.Module):
         width = shared_width(model)
         self.shared = SwiGLU(model.hidden, width) if width else None
         self.shared_gate = nn.Linear(model.hidden, 1, bias=False) if model.shared_gate else None
-        self.ep_group: dist.ProcessGroup | None = None  # set by hpcmoe.engine.parallelize
+        self.tp = ALONE  # set by hpcmoe.engine.parallelize, as is the next
+        self.ep_group: dist.ProcessGroup | None = None
         self.kernel: Kernel | None = None  # None: chosen for the device
 
     def forward(self, x_BSD: torch.Tensor, loss_weight: float) -> tuple[torch.Tensor, LayerLoad]:
-        """``loss_weight``: the microbatch's share of the step's tokens; the balancing losses are weighed by it."""
+        """``loss_weight``: the microbatch's share of the step's tokens; the balancing losses are weighed by it.
+
+        ``x_BSD`` holds this rank's tokens: under tensor parallelism its part of the sequences.
+        """
         x_TD = x_BSD.flatten(0, 1)
         routing = self.router(x_TD)
         counts_E = torch.bincount(routing.experts_TK.flatten(), minlength=self.model.experts)
@@ -76,11 +83,12 @@ class MoE(nn.Module):
         same_size = kernel == "padded_bmm"
         out_TD = run_experts(x_TD, routing.experts_TK, routing.weights_TK, counts_E, compute, multiple, same_size, self.ep_group)
         if self.shared is not None:
-            shared_TD = self.shared(x_TD)
-            out_TD = out_TD + (shared_TD if self.shared_gate is None else self.shared_gate(x_TD).sigmoid() * shared_TD)
-        aux = balance_loss(routing.probs_TE, counts_E, self.model.top_k)
-        z = z_loss(routing.logits_TE)
+            shared_TD = self.shared(x_BSD).flatten(0, 1)
+            out_TD = out_TD + (shared_TD if self.shared_gate is None else linear(x_TD, self.shared_gate).sigmoid() * shared_TD)
+        # every tp rank has the whole balance loss and sends its gradient to its own tokens; z is a mean over its tokens only
+        aux = balance_loss(routing.probs_TE, counts_E, self.model.top_k, self.tp)
+        z = z_loss(routing.logits_TE) / self.tp.size
         extra = self.model.aux_loss_coef * aux + self.model.z_loss_coef * z
         if self.model.aux_loss_coef or self.model.z_loss_coef:
             out_TD = _AttachLoss.apply(out_TD, extra * loss_weight)
-        return out_TD.view_as(x_BSD), LayerLoad(counts_E, aux.detach(), z.detach())
+        return out_TD.view_as(x_BSD), LayerLoad(counts_E, aux.detach() / self.tp.size, z.detach())

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpcmoe.config.model_schema import ModelConfig
+from hpcmoe.models.tensor_parallel import ALONE, TensorParallel, local
 
 NEG_INF = float("-inf")
 
@@ -53,11 +54,14 @@ def route(logits_TE: torch.Tensor, bias_E: torch.Tensor | None, model: ModelConf
     return Routing(experts_TK, weights_TK * model.route_scale, logits_TE, probs_TE)
 
 
-def balance_loss(probs_TE: torch.Tensor, counts_E: torch.Tensor, top_k: int) -> torch.Tensor:
-    """E * sum_e(share of assignments x mean probability), Megatron's normalisation: 1 when balanced, for any top_k."""
-    tokens, experts = probs_TE.shape
-    share_E = counts_E.to(probs_TE.dtype) / (tokens * top_k)
-    return experts * (share_E * probs_TE.mean(0)).sum()
+def balance_loss(probs_TE: torch.Tensor, counts_E: torch.Tensor, top_k: int, tp: TensorParallel = ALONE) -> torch.Tensor:
+    """E * sum_e(share of assignments x mean probability), Megatron's normalisation: 1 when balanced, for any top_k.
+
+    Over the tokens of all ``tp`` ranks, which together hold the microbatch; all of them return the same.
+    """
+    tokens, experts = probs_TE.shape[0] * tp.size, probs_TE.shape[1]
+    sums = tp.sum(torch.stack((probs_TE.sum(0), counts_E.to(probs_TE.dtype))))
+    return experts * (sums[1] / (tokens * top_k) * (sums[0] / tokens)).sum()
 
 
 def z_loss(logits_TE: torch.Tensor) -> torch.Tensor:
@@ -78,8 +82,8 @@ class Router(nn.Module):
         self.register_buffer("balance_E", torch.zeros(model.experts) if model.aux_free_bias else None)
 
     def forward(self, x_TD: torch.Tensor) -> Routing:
-        bias = None if self.bias is None else self.bias.float()
-        return route(F.linear(x_TD.float(), self.weight.float(), bias), self.balance_E, self.model)
+        bias = None if self.bias is None else local(self.bias).float()
+        return route(F.linear(x_TD.float(), local(self.weight).float(), bias), self.balance_E, self.model)
 
     @torch.no_grad()
     def update_balance(self, counts_E: torch.Tensor) -> None:

@@ -1,9 +1,12 @@
-"""The decoder MoE transformer: pre-norm blocks of attention and (MoE or dense) feed-forward. Knows nothing of ranks.
+"""The decoder MoE transformer: pre-norm blocks of attention and (MoE or dense) feed-forward; whole, or one pipeline stage of it.
 
-Layers keep their global number as name, so that a parameter's name means the same in every layout.
+Layers keep their global number as name, so that a parameter's name means the same in every layout. Shapes: B batch, S sequence,
+s = S / tp the part of it that this rank holds between blocks (all of it without tensor parallelism), D hidden, V vocabulary.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +17,16 @@ from hpcmoe.models.attention import Attention, rope_tables
 from hpcmoe.models.moe import LayerLoad, MoE, SwiGLU
 from hpcmoe.models.norm import RMSNorm
 from hpcmoe.models.support import check_model
+from hpcmoe.models.tensor_parallel import ALONE, embed, local
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a pipeline stage holds: consecutive layers, and the ends if it is the first or the last."""
+
+    layers: range
+    first: bool = True
+    last: bool = True
 
 
 class Block(nn.Module):
@@ -26,40 +39,55 @@ class Block(nn.Module):
         self.moe = MoE(model) if layer >= model.first_dense_layers else None
 
     def forward(
-        self, x_BSD: torch.Tensor, cos_SC: torch.Tensor, sin_SC: torch.Tensor, loss_weight: float
+        self, x_BsD: torch.Tensor, cos_SC: torch.Tensor, sin_SC: torch.Tensor, loss_weight: float
     ) -> tuple[torch.Tensor, LayerLoad | None]:
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), cos_SC, sin_SC)
-        inner = self.ffn_norm(x_BSD)
+        x_BsD = x_BsD + self.attention(self.attention_norm(x_BsD), cos_SC, sin_SC)
+        inner = self.ffn_norm(x_BsD)
         if self.moe is None:
             assert self.dense is not None
-            return x_BSD + self.dense(inner), None
+            return x_BsD + self.dense(inner), None
         out, load = self.moe(inner, loss_weight)
-        return x_BSD + out, load
+        return x_BsD + out, load
 
 
 class Transformer(nn.Module):
-    """Token ids to logits. ``loads`` holds each MoE layer's load by layer number, a list entry a microbatch, until drained."""
+    """Token ids to logits, or ``part``'s share of the way: hidden states where the part is not the first, or not the last.
 
-    def __init__(self, model: ModelConfig) -> None:
+    ``loads`` holds each MoE layer's load by layer number, a list entry a microbatch, until drained.
+    """
+
+    def __init__(self, model: ModelConfig, part: Part | None = None) -> None:
         super().__init__()
         check_model(model)
         self.model = model
-        self.embed = nn.Embedding(model.vocab_size, model.hidden)
-        self.layers = nn.ModuleDict({str(i): Block(model, i) for i in range(model.layers)})
-        self.norm = RMSNorm(model.hidden, model.norm_eps)
-        self.head = None if model.tied_embeddings else nn.Linear(model.hidden, model.vocab_size, bias=False)
+        self.part = part or Part(range(model.layers))
+        ties = model.tied_embeddings and self.part.last
+        if ties and not self.part.first:
+            raise ValueError("tied embeddings need the first and the last layer in one part")
+        self.embed = nn.Embedding(model.vocab_size, model.hidden) if self.part.first else None
+        self.layers = nn.ModuleDict({str(i): Block(model, i) for i in self.part.layers})
+        self.norm = RMSNorm(model.hidden, model.norm_eps) if self.part.last else None
+        self.head = nn.Linear(model.hidden, model.vocab_size, bias=False) if self.part.last and not ties else None
+        self.tp = ALONE  # set by hpcmoe.engine.parallelize
         self.loads: dict[int, list[LayerLoad]] = {}
 
-    def forward(self, tokens_BS: torch.Tensor, loss_weight: float = 1.0) -> torch.Tensor:
-        """Logits [B, S, V] in the compute dtype. Loads are kept in training mode only."""
-        cos_SC, sin_SC = rope_tables(tokens_BS.shape[1], self.model.head_dim, self.model.rope_theta, tokens_BS.device)
-        x_BSD = self.embed(tokens_BS)
+    def forward(self, x: torch.Tensor, loss_weight: float = 1.0) -> torch.Tensor:
+        """Token ids [B, S] or hidden states [B, s, D] to hidden states [B, s, D] or logits [B, S, V / tp], in the compute dtype.
+
+        Loads are kept in training mode only.
+        """
+        seq_len = x.shape[1] if self.embed is not None else x.shape[1] * self.tp.size
+        cos_SC, sin_SC = rope_tables(seq_len, self.model.head_dim, self.model.rope_theta, x.device)
+        x_BsD = x if self.embed is None else embed(x, self.embed.weight, self.tp)
         for name, block in self.layers.items():
-            x_BSD, load = block(x_BSD, cos_SC, sin_SC, loss_weight)
+            x_BsD, load = block(x_BsD, cos_SC, sin_SC, loss_weight)
             if load is not None and self.training:
                 self.loads.setdefault(int(name), []).append(load)
-        x_BSD = self.norm(x_BSD)
-        return F.linear(x_BSD, self.embed.weight) if self.head is None else self.head(x_BSD)
+        if self.norm is None:
+            return x_BsD
+        table = self.head if self.head is not None else self.embed
+        assert table is not None
+        return F.linear(self.tp.gather(self.norm(x_BsD)), local(table.weight))
 
     def moe_layers(self) -> dict[int, MoE]:
         """The MoE layers that live here, by layer number."""
