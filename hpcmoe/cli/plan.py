@@ -159,7 +159,7 @@ def _refused_by_submit(config: Config, layout: Layout) -> str | None:
 
     trial = copy.deepcopy(config)
     trial.slurm.account = trial.slurm.account or "account"
-    for name in ("pp", "dp_replicate", "dp_shard", "tp", "ep", "microbatch", "recompute"):
+    for name in ("pp", "dp_replicate", "dp_shard", "tp", "ep", "ep_placement", "schedule", "microbatch", "recompute"):
         setattr(trial.layout, name, getattr(layout, name))
     try:
         check_engine(validate(trial))
@@ -176,6 +176,8 @@ def _command(overrides: list[str], plan: Plan) -> str:
     names = _names(overrides)
     sizes = {"pp": layout.pp, "dp_replicate": layout.dp_replicate, "tp": layout.tp, "ep": layout.ep}
     words = {f"layout.{k}": str(v) for k, v in sizes.items()}
+    if layout.ep_placement != "inside":
+        words["layout.ep_placement"] = layout.ep_placement
     words |= {"layout.microbatch": str(layout.microbatch), "layout.recompute": layout.recompute}
     if layout.pp > 1:
         words["layout.schedule"] = layout.schedule

@@ -7,6 +7,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "cluster.device": ("cuda", "cpu"),
     "model.score": ("softmax", "sigmoid", "topk_softmax"),
     "layout.schedule": ("1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS", "ZBVZeroBubble", "DualPipeV"),
+    "layout.ep_placement": ("inside", "across"),
     "layout.recompute": ("none", "selective", "full"),
     "data.source": ("python_stdlib", "text"),
     "data.tokenizer": ("byte",),

@@ -54,6 +54,7 @@ class LayoutConfig:
     tp: int = 1
     pp: int = 1
     ep: int | None = None  # null: as many ranks of one node as divide the experts
+    ep_placement: str | None = None  # inside: an ep group's ranks are neighbours; across: its efsdp group's are; null: inside
     dp_shard: int | None = None
     dp_replicate: int = 1
     schedule: str = "1F1B"  # pipeline schedule, in PyTorch's names

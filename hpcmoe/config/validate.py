@@ -45,9 +45,9 @@ def value_at(config: Config, key: str) -> object:
 
 def _names(config: Config) -> None:
     for key, valid in CHOICES.items():
-        value = str(value_at(config, key))
-        if value not in valid:
-            raise UserError(unknown_name(key, value, valid))
+        value = value_at(config, key)
+        if value is not None and str(value) not in valid:
+            raise UserError(unknown_name(key, str(value), valid))
 
 
 def _numbers(config: Config) -> None:
@@ -177,6 +177,7 @@ def _resolve_layout(config: Config) -> None:
     spread, experts = layout.dp_shard * layout.tp, config.model.experts
     if layout.ep is None:
         layout.ep = max(size for size in _divisors(math.gcd(spread, experts)) if size <= config.gpus_per_node)
+    layout.ep_placement = layout.ep_placement or "inside"
     if experts % layout.ep:
         raise UserError(
             f"layout.ep={layout.ep} must divide model.experts={experts}; {_near(layout.ep, math.gcd(spread, experts))}"

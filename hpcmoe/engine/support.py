@@ -25,6 +25,7 @@ class Sizes:
     efsdp: int  # ranks over which one expert is sharded: dp_shard * tp / ep
     global_batch: int
     microbatch: int
+    ep_placement: str = "inside"  # inside: ep is innermost of efsdp x ep; across: efsdp is
 
     @property
     def data_ranks(self) -> int:
@@ -56,7 +57,10 @@ def resolve_sizes(config: Config) -> Sizes:
             f"layout.microbatch={layout.microbatch} x train.seq_len={train.seq_len}"
         )
     efsdp = layout.dp_shard * layout.tp // layout.ep
-    return Sizes(layout.dp_replicate, layout.dp_shard, layout.tp, layout.pp, layout.ep, efsdp, batch, layout.microbatch)
+    placement = layout.ep_placement or "inside"
+    return Sizes(
+        layout.dp_replicate, layout.dp_shard, layout.tp, layout.pp, layout.ep, efsdp, batch, layout.microbatch, placement
+    )
 
 
 def check_engine(config: Config) -> Sizes:

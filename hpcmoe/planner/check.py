@@ -20,6 +20,7 @@ def pins_of(config: Config) -> Pins:
         dp_shard=layout.dp_shard,
         tp=layout.tp,
         ep=layout.ep,
+        ep_placement=layout.ep_placement,
         schedule=layout.schedule if layout.pp > 1 else None,
         microbatch=layout.microbatch,
         recompute=layout.recompute,

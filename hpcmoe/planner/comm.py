@@ -48,14 +48,14 @@ def ring(size_bytes: float, ranks: int, stride: int, w: Wires, calls: int = 1) -
     return size_bytes * (ranks - 1) / ranks / bandwidth + calls * (LATENCY_NODE + LATENCY_NETWORK * (ranks // local))
 
 
-def all_to_all(size_bytes: float, ranks: int, w: Wires, distinct_nodes: float | None = None) -> float:
-    """Each rank sends ``size_bytes`` spread evenly over ``ranks`` neighbours; the two levels run at the same time.
+def all_to_all(size_bytes: float, ranks: int, w: Wires, distinct_nodes: float | None = None, stride: int = 1) -> float:
+    """Each rank sends ``size_bytes`` spread evenly over ``ranks``, ``stride`` apart; the two levels run at the same time.
 
     ``distinct_nodes``: with deduplication, the copies that travel for each one of the network's, as a factor below one.
     """
     if ranks <= 1:
         return 0.0
-    local = in_node(ranks, 1, w.gpus_per_node)
+    local = in_node(ranks, stride, w.gpus_per_node)
     inside = size_bytes * (local - 1) / ranks / w.inside
     outside = size_bytes * (ranks - local) / ranks / w.outside * (distinct_nodes or 1.0)
     return max(inside, outside) + LATENCY_NODE + LATENCY_NETWORK * (ranks // local - 1)
@@ -67,9 +67,12 @@ def dedup_factor(ranks: int, top_k: int, gpus_per_node: int) -> float:
     return nodes * (1 - (1 - 1 / nodes) ** top_k) / top_k
 
 
-def wire_ceiling(moe_layers: int, hidden: int, top_k: int, ep: int, machine: Machine, dedup: float = 1.0) -> float | None:
+def wire_ceiling(
+    moe_layers: int, hidden: int, top_k: int, ep: int, machine: Machine, dedup: float = 1.0, stride: int = 1
+) -> float | None:
     """Tokens/s/GPU that the network cannot exceed: four 16-bit transfers a MoE layer (dispatch and combine, both passes)."""
-    if machine.network_gpu is None or ep <= machine.gpus_per_node or not moe_layers:
+    local = in_node(ep, stride, machine.gpus_per_node)
+    if machine.network_gpu is None or ep <= local or not moe_layers:
         return None
-    outside = (ep - machine.gpus_per_node) / ep
+    outside = (ep - local) / ep
     return machine.network_gpu / (4 * 2 * moe_layers * hidden * top_k * outside * dedup)

@@ -64,8 +64,8 @@ def distinct(found: Iterable[Candidate], shown: int = SHOWN) -> list[Candidate]:
     return kept
 
 
-def _sizes(layout: Layout) -> tuple[int, ...]:
-    return (layout.pp, layout.tp, layout.ep, layout.dp_replicate)
+def _sizes(layout: Layout) -> tuple[int | str, ...]:
+    return (layout.pp, layout.tp, layout.ep, layout.ep_placement, layout.dp_replicate)
 
 
 def loses(best: Candidate, other: Candidate) -> str:

@@ -1,6 +1,7 @@
 """A 4D layout and the rules that the model, the mesh and the node impose on it. Costs are elsewhere.
 
-Rank order, slowest first: dense ``[pp, dp_replicate, dp_shard, tp]``; experts ``[pp, dp_replicate, efsdp, ep]``, same ranks.
+Rank order, slowest first: dense ``[pp, dp_replicate, dp_shard, tp]``; experts, same ranks, ``[pp, dp_replicate, efsdp, ep]`` with
+placement ``inside`` (an ep group's ranks are neighbours) or ``[pp, dp_replicate, ep, efsdp]`` with ``across``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from hpcmoe.planner.machine import Machine
 from hpcmoe.planner.shapes import Shape
 
 SCHEDULES = ("1F1B", "Interleaved1F1B", "GPipe", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+PLACEMENTS = ("inside", "across")
 RECOMPUTE = ("none", "selective", "full")  # published rows add selective_op: TorchTitan's, every second matmul again
 
 
@@ -33,6 +35,7 @@ class Layout:
     cp: int = 1
     expert_tp: int = 1
     zero: str = "fsdp"
+    ep_placement: str = "inside"
 
     @property
     def dp(self) -> int:
@@ -47,9 +50,23 @@ class Layout:
         """Ranks over which one expert's parameters are sharded."""
         return self.dp_shard * self.cp * self.tp // (self.ep * self.expert_tp)
 
+    @property
+    def ep_stride(self) -> int:
+        """Distance of neighbours of an ep group in the rank order."""
+        return self.efsdp if self.ep_placement == "across" else 1
+
+    @property
+    def efsdp_stride(self) -> int:
+        return 1 if self.ep_placement == "across" else self.ep * self.expert_tp
+
+    def placement_matters(self, gpus_per_node: int) -> bool:
+        """Do the two placements of the ep group use other links? Not where one group is all, or all lies in one node."""
+        return self.ep > 1 and self.efsdp > 1 and self.ep * self.efsdp > gpus_per_node
+
     def describe(self) -> str:
         rep = f" x replicate {self.dp_replicate}" if self.dp_replicate > 1 else ""
-        return f"PP {self.pp}, DP shard {self.dp_shard}{rep}, TP {self.tp}, EP {self.ep}"
+        across = " across" if self.ep_placement == "across" else ""
+        return f"PP {self.pp}, DP shard {self.dp_shard}{rep}, TP {self.tp}, EP {self.ep}{across}"
 
 
 def chunks_for(schedule: str) -> int:

@@ -135,7 +135,7 @@ def _given(search: Search) -> Candidate | None:
     layout = Layout(
         pp=pins.pp or 1, dp_replicate=pins.dp_replicate or 1, dp_shard=pins.dp_shard or 1, tp=pins.tp or 1, ep=pins.ep or 1,
         schedule=pins.schedule or "1F1B", microbatch=pins.microbatch or 1, recompute=pins.recompute or "none",
-        vstages=chunks_for(pins.schedule or "1F1B") if (pins.pp or 1) > 1 else 1,
+        vstages=chunks_for(pins.schedule or "1F1B") if (pins.pp or 1) > 1 else 1, ep_placement=pins.ep_placement or "inside",
     )  # fmt: skip
     problems = violations(search.shape, layout, search.machine)
     if problems:
@@ -164,7 +164,9 @@ def make(config: Config, pins: Pins | None = None, target_mfu: float | None = No
         found = [given]
     best = found[0]
     impossible = () if best.fits else (explain.too_big(search, best),)
-    others = explain.distinct(found) if not search.pins.names() else _unpinned(config, search, best)
+    placed = _other_placement(search, best)
+    others = explain.distinct(found) if not search.pins.names() else _unpinned(search, best)
+    others = [*others, *(c for c in placed if all(c.layout != other.layout for other in others))]
     plan = Plan(
         shape=shape,
         params=model_params(shape),
@@ -178,7 +180,9 @@ def make(config: Config, pins: Pins | None = None, target_mfu: float | None = No
         impossible=impossible,
         limit=limit_bytes(machine),
         peak_tflops=machine.peak.get(work.precision),
-        wire_ceiling=wire_ceiling(shape.moe_layers, shape.hidden, shape.top_k, best.layout.ep, machine),
+        wire_ceiling=wire_ceiling(
+            shape.moe_layers, shape.hidden, shape.top_k, best.layout.ep, machine, stride=best.layout.ep_stride
+        ),
         queue=queue,
         assumptions=tuple(explain.assumptions(config, machine, work)),
         examined=search.examined,
@@ -194,7 +198,15 @@ def best_candidate(config: Config, pins: Pins) -> Candidate | None:
     return found[0] if found else None
 
 
-def _unpinned(config: Config, search: Search, best: Candidate) -> list[Candidate]:
+def _other_placement(search: Search, best: Candidate) -> list[Candidate]:
+    """The best layout with its ep group placed the other way, where that makes a difference."""
+    if not best.layout.placement_matters(search.machine.gpus_per_node):
+        return []
+    other = "inside" if best.layout.ep_placement == "across" else "across"
+    return [search.candidate(replace(best.layout, ep_placement=other))]
+
+
+def _unpinned(search: Search, best: Candidate) -> list[Candidate]:
     """What the planner itself would have chosen beside a given layout."""
     free = Search(search.shape, search.work, search.machine, search.nodes)
     return [c for c in explain.distinct([best, *free.run()]) if c.layout != best.layout]
@@ -255,5 +267,5 @@ def to_json(plan: Plan) -> dict[str, Any]:
 
 
 def layout_json(layout: Layout) -> dict[str, Any]:
-    names = ("pp", "dp_replicate", "dp_shard", "tp", "ep", "schedule", "microbatch", "recompute")
+    names = ("pp", "dp_replicate", "dp_shard", "tp", "ep", "ep_placement", "schedule", "microbatch", "recompute")
     return {name: getattr(layout, name) for name in names}

@@ -5,9 +5,11 @@ Text from a Plan; decides nothing. Needs rich.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpcmoe.planner import flops
+from hpcmoe.planner.comm import in_node
 from hpcmoe.planner.constants import MARGIN
 from hpcmoe.planner.explain import GIB, PART_WORDS, bottleneck, loses
 from hpcmoe.planner.layout import Layout, layers_on
@@ -36,7 +38,7 @@ def gpu_label(plan: Plan, stage_rank: int) -> str:
         words.append(f"t{stage_rank % layout.tp}")
     if shape.experts:
         each = shape.experts // layout.ep
-        first = stage_rank % layout.ep * each
+        first = stage_rank // layout.ep_stride % layout.ep * each
         words.append(f"e{first}" if each == 1 else f"e{first}-{first + each - 1}")
     return " ".join(words)
 
@@ -65,9 +67,15 @@ def layout_lines(plan: Plan) -> list[str]:
 def placement(layout: Layout, gpus_per_node: int) -> str:
     if layout.ep == 1:
         return "every rank holds all experts"
-    if layout.ep <= gpus_per_node:
+    local = in_node(layout.ep, layout.ep_stride, gpus_per_node)
+    if local == layout.ep:
         return f"EP {layout.ep} lies inside a node: the all-to-all uses NVLink"
-    return f"EP {layout.ep} spans {layout.ep // gpus_per_node} nodes: the all-to-all crosses the network"
+    text = f"EP {layout.ep} spans {layout.ep // local} nodes: the all-to-all crosses the network"
+    if layout.ep_placement == "across":
+        shards = in_node(layout.efsdp, 1, gpus_per_node)
+        where = "inside a node" if shards == layout.efsdp else f"{shards} to a node"
+        text += f"; each expert's {layout.efsdp} shards lie {where} (ep_placement=across)"
+    return text
 
 
 def memory_bar(plan: Plan, width: int = 60) -> str:
@@ -204,6 +212,10 @@ def reasons(plan: Plan) -> list[str]:
         out.append(f"{step.microbatches} microbatches a step" + (f" through {layout.pp} stages" if layout.pp > 1 else ""))
     if plan.wire_ceiling is not None:
         out.append(f"the network alone keeps EP {layout.ep} below {plan.wire_ceiling:,.0f} tokens/s/GPU")
+    turned = replace(layout, ep_placement="inside" if layout.ep_placement == "across" else "across")
+    other = next((c for c in plan.others if c.layout == turned), None)
+    if other is not None:
+        out.append(f"EP {layout.ep} {layout.ep_placement}; placed {turned.ep_placement} instead: {loses(plan.best, other)}")
     if layout.recompute != "none":
         out.append(f"recompute {layout.recompute}: without it the layout does not fit")
     cell = plan.machine.cell_nodes

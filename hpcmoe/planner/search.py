@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hpcmoe.planner.constants import BYTES_RESERVED, MARGIN
-from hpcmoe.planner.layout import RECOMPUTE, Layout, chunks_for, violations
+from hpcmoe.planner.layout import PLACEMENTS, RECOMPUTE, Layout, chunks_for, violations
 from hpcmoe.planner.machine import Machine
 from hpcmoe.planner.memory import Memories, Memory
 from hpcmoe.planner.shapes import Shape
@@ -36,6 +36,7 @@ class Pins:
     schedule: str | None = None
     microbatch: int | None = None
     recompute: str | None = None
+    ep_placement: str | None = None
 
     def names(self) -> list[str]:
         return [name for name, value in self.__dict__.items() if value is not None]
@@ -95,17 +96,26 @@ class Search:
         speed = None if step is None else self.work.batch * self.work.seq / step.total / layout.world
         return Candidate(layout, memory, self._fits(memory), step, speed)
 
-    def _least_recompute(self, layout: Layout) -> Candidate | None:
-        """The candidate with the least recompute that fits; with the most when none does. None: the batch does not divide."""
+    def _least_recompute(self, layout: Layout) -> list[Candidate]:
+        """The layout with the least recompute that fits, in both placements of EP where they differ; with the most recompute
+        when none fits. Empty: the batch does not divide."""
         count = self.microbatches(layout)
         if count is None:
-            return None
+            return []
         modes = (self.pins.recompute,) if self.pins.recompute else RECOMPUTE
         for mode in modes:
             tried = replace(layout, recompute=mode)
             if mode == modes[-1] or self._fits(self.memories.fullest(tried, count)):
-                return self.candidate(tried, count)
+                return [self.candidate(placed, count) for placed in self._placed(tried)]
         raise AssertionError("the last mode always returns")
+
+    def _placed(self, layout: Layout) -> list[Layout]:
+        """The layout in each placement of its ep group that is free and makes a difference."""
+        if self.pins.ep_placement is not None:
+            return [replace(layout, ep_placement=self.pins.ep_placement)]
+        if not layout.placement_matters(self.machine.gpus_per_node):
+            return [replace(layout, ep_placement="inside")]
+        return [replace(layout, ep_placement=placement) for placement in PLACEMENTS]
 
     def _sizes(self) -> Iterator[Layout]:
         """PP x TP x EP x microbatch with one replica (or as pinned)."""
@@ -175,10 +185,10 @@ class Search:
 
     def run(self) -> list[Candidate]:
         """Candidates, best first: those that fit by tokens/s, then the others by how little they miss."""
-        found = [c for c in map(self._least_recompute, self._sizes()) if c is not None]
+        found = [c for layout in self._sizes() for c in self._least_recompute(layout)]
         found.sort(key=rank)
         for candidate in found[:REFINED]:
-            found += [c for c in map(self._least_recompute, self._variants(candidate.layout)) if c is not None]
+            found += [c for layout in self._variants(candidate.layout) for c in self._least_recompute(layout)]
         return sorted(found, key=rank)[:KEPT]
 
 

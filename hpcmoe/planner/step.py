@@ -76,7 +76,8 @@ class Costs:
         self.memories = Memories(shape, work)
 
     def layer(self, layout: Layout, moe: bool) -> LayerTime:
-        key = (layout.tp, layout.ep, layout.microbatch, layout.cp, layout.expert_tp, moe)
+        local = in_node(layout.ep, layout.ep_stride, self.wires.gpus_per_node)
+        key = (layout.tp, layout.ep, local, layout.microbatch, layout.cp, layout.expert_tp, moe)
         found = self._layers.get(key)
         if found is None:
             found = self._layers[key] = self._layer(layout, moe)
@@ -98,8 +99,9 @@ class Costs:
         if moe and layout.ep * layout.expert_tp > 1:
             hot = hot_rank(shape, work, self.c)
             sent = activation * shape.top_k / layout.tp * hot
-            fewer = dedup_factor(layout.ep, shape.top_k, self.machine.gpus_per_node) if work.dedup else None
-            a2a = 2.0 * all_to_all(sent, layout.ep, self.wires, fewer)
+            local = in_node(layout.ep, layout.ep_stride, self.wires.gpus_per_node)
+            fewer = dedup_factor(layout.ep, shape.top_k, local) if work.dedup else None
+            a2a = 2.0 * all_to_all(sent, layout.ep, self.wires, fewer, layout.ep_stride)
             a2a += 2.0 * ring(sent * layout.expert_tp, layout.expert_tp, 1, self.wires)
             a2a *= 1.0 - work.overlap_a2a
         return LayerTime(done, tp, a2a)
@@ -143,7 +145,7 @@ class Costs:
 
         def both(bytes_a_value: float) -> float:
             dense = ring(values.dense * bytes_a_value, shard, stride, w, n_dense + n_moe + 1)
-            return dense + ring(values.expert * bytes_a_value, max(1, layout.efsdp), layout.ep * layout.expert_tp, w, n_moe)
+            return dense + ring(values.expert * bytes_a_value, max(1, layout.efsdp), layout.efsdp_stride, w, n_moe)
 
         gather, reduce = both(work.compute_bytes), both(work.reduce_bytes)
         once = 0.0

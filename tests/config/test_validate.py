@@ -76,6 +76,7 @@ REFUSED = [
     (["optim.schedule=cosin"], "no optim.schedule 'cosin'; did you mean 'cosine'? valid: constant, cosine, wsd"),
     (["model.score=sigmoidal"], "no model.score 'sigmoidal'; did you mean 'sigmoid'?"),
     (["checkpoint.verify=ful"], "did you mean 'full'?"),
+    (["layout.ep_placement=acros"], "did you mean 'across'?"),
     (["layout.recompute=slective"], "did you mean 'selective'?"),
     (["layout.schedule=1f1b"], "no layout.schedule '1f1b'"),
     (["data.source=web"], "no data.source 'web'; "),

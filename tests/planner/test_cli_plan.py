@@ -28,7 +28,8 @@ def test_json_has_every_key_that_scripts_rely_on(capsys: pytest.CaptureFixture[s
     document = json.loads(out)
     assert status == 0
     assert set(document) >= KEYS
-    assert set(document["layout"]) == {"pp", "dp_replicate", "dp_shard", "tp", "ep", "schedule", "microbatch", "recompute"}
+    sizes = {"pp", "dp_replicate", "dp_shard", "tp", "ep", "schedule", "microbatch", "recompute"}
+    assert set(document["layout"]) == sizes | {"ep_placement"}
     assert set(document["memory_gib"]) == {"params", "grads", "optimizer", "activations", "buffers", "total", "limit"}
     assert set(document["slurm"]) == {"partition", "qos", "time"}
     assert document["params_billion"]["total"] == pytest.approx(46.70, abs=0.01)
