@@ -16,7 +16,7 @@ import pytest
 
 from hpcmoe.runs.journal import iter_json_lines, read_journal
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(900)]
 
 REPO = Path(__file__).resolve().parents[1]
 STEPS = 24
@@ -28,7 +28,7 @@ RUN = [
     "train.seq_len=32",
     "train.global_batch_tokens=1024",
     "checkpoint.interval=6",
-    "resilience.kill_wait_s=3",
+    "resilience.kill_wait_s=10",
     "logging.tensorboard=false",
 ]
 
@@ -43,7 +43,7 @@ class Desk:
 
     def hpcmoe(self, *words: str, rc: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [sys.executable, "-m", "hpcmoe", *words], capture_output=True, text=True, env=self.env, cwd=self.folder, timeout=200
+            [sys.executable, "-m", "hpcmoe", *words], capture_output=True, text=True, env=self.env, cwd=self.folder, timeout=600
         )
         assert done.returncode == rc, f"hpcmoe {' '.join(words)} -> {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
@@ -83,7 +83,7 @@ def losses(run: Path) -> dict[int, set[float]]:
     return found
 
 
-def until(what: str, true: Callable[[], bool], timeout: float = 120.0) -> None:
+def until(what: str, true: Callable[[], bool], timeout: float = 300.0) -> None:
     deadline = time.monotonic() + timeout
     while not true():
         assert time.monotonic() < deadline, f"{what} did not happen"
@@ -109,16 +109,14 @@ def rank_pids(run: Path) -> list[int]:
 
 def test_a_run_that_is_saved_killed_and_stopped_by_others_ends_as_if_nobody_had_touched_it(desk: Desk, untouched: Losses) -> None:
     run = desk.submit("checkpoint.interval=12")
-    until_step(run, 2)
-    (run / "control" / "save").touch()
+    (run / "control" / "save").touch()  # before the first step, as a run does not wait for us
     until("the file's removal", lambda: not (run / "control" / "save").exists())
-    assert 2 <= saved_steps(run)[0] < 12
+    assert saved_steps(run)[0] < 12
 
-    until_step(run, 14)
+    until_step(run, saved_steps(run)[0] + 1)
     os.kill(rank_pids(run)[-1], signal.SIGKILL)
-    until("the run's return", lambda: started(run) == 2)
-    until_step(run, max(losses(run)) + 2)
-
+    until("the run's return", lambda: count(run, "attempt_started") == 2)
+    until("its first step", lambda: count(run, "first_step") == 2)
     (run / "control" / "stop").touch()
     assert desk.json("wait", run.name, rc=4)["state"] == "STOPPED"
     assert rank_pids(run) == []
@@ -133,7 +131,7 @@ def test_a_run_that_is_saved_killed_and_stopped_by_others_ends_as_if_nobody_had_
 
 
 def test_a_cancelled_run_has_saved_is_gone_and_stays_cancelled(desk: Desk) -> None:
-    run = desk.submit()
+    run = desk.submit("train.steps=1000000")
     until_step(run, 2)
     assert desk.json("cancel", run.name)["state"] == "CANCELLED"
     assert rank_pids(run) == []
@@ -145,9 +143,9 @@ def test_a_cancelled_run_has_saved_is_gone_and_stays_cancelled(desk: Desk) -> No
 def test_a_run_that_dies_again_and_again_without_progress_is_given_up(desk: Desk) -> None:
     run = desk.submit("checkpoint.interval=0", "resilience.max_attempts_without_progress=2")
     for attempt in range(2):
-        until("the ranks' start", lambda attempt=attempt: started(run) > attempt and len(rank_pids(run)) == 2)  # type: ignore[misc]
+        until("the ranks' start", lambda attempt=attempt: count(run, "attempt_started") > attempt and len(rank_pids(run)) == 2)  # type: ignore[misc]
         os.kill(rank_pids(run)[0], signal.SIGKILL)
-        until("the attempt's end", lambda attempt=attempt: ended(run) > attempt)  # type: ignore[misc]
+        until("the attempt's end", lambda attempt=attempt: count(run, "attempt_ended") > attempt)  # type: ignore[misc]
     status = desk.json("wait", run.name, rc=1)
     assert status["state"] == "FAILED"
     assert "no progress in 2 attempts" in status["reason"]
@@ -157,9 +155,5 @@ def saved_steps(run: Path) -> list[int]:
     return [event["step"] for event in read_journal(run / "events.jsonl") if event["event"] == "checkpoint_saved"]
 
 
-def started(run: Path) -> int:
-    return sum(event["event"] == "attempt_started" for event in read_journal(run / "events.jsonl"))
-
-
-def ended(run: Path) -> int:
-    return sum(event["event"] == "attempt_ended" for event in read_journal(run / "events.jsonl"))
+def count(run: Path, name: str) -> int:
+    return sum(event["event"] == name for event in read_journal(run / "events.jsonl"))

@@ -26,7 +26,7 @@ from hpcmoe.runs.rundir import RunDir
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["torch", "hpcmoe.engine.main"])
-PATIENCE_S = 120.0  # a machine that is busy with other work must not fail a test
+PATIENCE_S = 300.0  # a machine that is busy with other work must not fail a test
 
 
 def free_port() -> int:
@@ -176,7 +176,7 @@ class Attempt:
         deadline = time.monotonic() + PATIENCE_S
         while not what():
             assert time.monotonic() < deadline, f"waited too long\n{self.log()}"
-            assert any(rank.is_alive() for rank in self.ranks), f"the ranks ended before\n{self.log()}"
+            assert any(rank.is_alive() for rank in self.ranks) or what(), f"the ranks ended before\n{self.log()}"
             time.sleep(0.002)
 
     def finish(self) -> list[int | None]:

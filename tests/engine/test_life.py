@@ -78,13 +78,13 @@ def test_one_signalled_rank_makes_all_leave_at_one_step_and_the_resumed_losses_a
 ) -> None:
     run = make_run(tmp_path / "run", config(text))
     attempt = Attempt(run, "job.0", WORLD)
-    attempt.wait_for(lambda: reached(run, 6))
+    attempt.wait_for(lambda: reached(run, 2))
     attempt.signal(1, signal.SIGUSR2)
     assert attempt.finish() == [0, 0], attempt.log()
     verdict = attempt.verdict()
     assert verdict is not None
     assert (verdict["verdict"], verdict["source"]) == ("leave", "signal")
-    assert 6 <= verdict["step"] < STEPS
+    assert 2 <= verdict["step"] < STEPS
     assert published(run.checkpoints)[0] == verdict["step"] == metrics(run)[-1]["step"]
     finish(run, "job.1")
     assert losses(run) == losses(untouched)

@@ -142,7 +142,8 @@ def test_a_hold_is_moved_some_seconds_ahead_and_never_to_now(slurm: FakeSlurm, r
     asked = time.time()
     assert client.start_soon(job_id)
     start = parse_timestamp(slurm.calls("scontrol")[-1].partition("StartTime=")[2])
-    assert start == pytest.approx(asked + seconds, abs=2.0)
+    assert start is not None
+    assert asked + seconds - 1 <= start <= time.time() + seconds  # Slurm's times are whole seconds
 
 
 def test_an_unknown_partition_is_rejected(slurm: FakeSlurm) -> None:

@@ -12,6 +12,8 @@ from hpcmoe.config.compose import load
 from hpcmoe.config.schema import Config
 from hpcmoe.runs.jobspec import JobSpec
 
+PATIENCE_S = 180.0  # for what takes a second on a machine that has nothing else to do
+
 # Everything that a shell or sbatch could trip over, except what the executor must refuse (newline, backslash).
 NASTY = 'it\'s a "test" of $HOME & `date` %j * ü'
 
@@ -87,7 +89,7 @@ class Stage:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
         )
 
-    def run(self, script: str, timeout_s: float = 30.0, **env: str) -> int:
+    def run(self, script: str, timeout_s: float = PATIENCE_S, **env: str) -> int:
         process = self.start(script, **env)
         output, _ = process.communicate(timeout=timeout_s)
         strange = [line for line in output.splitlines() if not line.startswith("hpcmoe: ") and " Killed " not in line]

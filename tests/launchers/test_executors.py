@@ -20,7 +20,7 @@ from hydra_plugins.hpcmoe_launchers import executor_for
 from hydra_plugins.hpcmoe_launchers._slurm_executor import HpcmoeSlurmExecutor
 from hydra_plugins.hpcmoe_launchers._watcher import HpcmoeInfoWatcher, HpcmoeJob
 from tests.hpcmoe_slurm.fakes import RECORDED, FakeSlurm
-from tests.launchers.stage import Stage, config, spec
+from tests.launchers.stage import PATIENCE_S, Stage, config, spec
 
 
 @pytest.fixture
@@ -98,13 +98,13 @@ def test_a_local_run_outlives_the_process_that_started_it_and_its_terminal(tmp_p
     )
     assert starter.stdout is not None
     job_id = starter.stdout.readline().strip()  # the line arrives although the job goes on: it does not hold our pipe
-    starter.wait(timeout=30)
+    starter.wait(timeout=PATIENCE_S)
     for each in (signal.SIGHUP, signal.SIGTERM):  # what a closing terminal does to what was started from it
         try:
             os.killpg(starter.pid, each)
         except ProcessLookupError:
             break
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not any(call.startswith("depart") for call in stage.calls):
         assert time.monotonic() < deadline
         time.sleep(0.1)

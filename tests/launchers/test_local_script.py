@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcmoe.runs.jobspec import JobSpec, render
-from tests.launchers.stage import NASTY, Stage, config
+from tests.launchers.stage import NASTY, PATIENCE_S, Stage, config
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def script(stage: Stage, *overrides: str, ranks: int = 2, **fields: object) -> s
     return render(JobSpec((stage.run_dir,), cfg, str(stage.python), "name", "token", **fields))  # type: ignore[arg-type]
 
 
-def until(true: Callable[[], object], timeout_s: float = 20.0) -> None:
+def until(true: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -75,7 +76,7 @@ def test_a_signal_reaches_the_ranks_as_usr2_and_is_told_to_depart(stage: Stage, 
     process = stage.start(script(stage))
     until(lambda: stage.calls.count("ready") == 2)
     os.kill(process.pid, getattr(signal, f"SIG{name}"))
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=PATIENCE_S) == 0
     assert stage.calls.count("got USR2") == 2
     assert stage.calls[-1] == f"depart --rc 0 --heard {name}"
     assert list(stage.run_dir.glob("attempts/*/notice")), "a rank that starts late must find the notice"
@@ -95,39 +96,38 @@ while True:
 """.strip()
 
 
+AWAIT_NOTICE = "until [[ -e $HPCMOE_RUN_DIR/attempts/$HPCMOE_ATTEMPT/notice ]]; do sleep 0.1; done"
+
+
 def test_a_signal_before_any_rank_listens_kills_nobody(stage: Stage) -> None:
-    stage.play(rank='say started; sleep 1.5; [[ -e $HPCMOE_RUN_DIR/attempts/$HPCMOE_ATTEMPT/notice ]] && say "saw the notice"')
+    stage.play(rank=f"say started; {AWAIT_NOTICE}; sleep 0.5; say saw the notice")  # the signal follows the notice
     process = stage.start(script(stage))
     until(lambda: stage.calls.count("started") == 2)
     os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=PATIENCE_S) == 0
     assert stage.calls.count("saw the notice") == 2
     assert stage.calls[-1] == "depart --rc 0 --heard TERM"
 
 
 def test_a_signal_during_arrive_means_that_no_rank_starts(stage: Stage) -> None:
-    stage.play(arrive="sleep 1", rank="say started")
+    stage.play(arrive=AWAIT_NOTICE, rank="say started")
     process = stage.start(script(stage))
     until(lambda: any(call.startswith("arrive") for call in stage.calls))
     os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=PATIENCE_S) == 0
     assert stage.calls[1:] == ["depart --rc 0 --heard TERM"]
 
 
 def test_a_failing_rank_takes_the_others_along(stage: Stage) -> None:
     fail_late = 'until grep -q ready "$HPCMOE_RUN_DIR/calls"; do sleep 0.1; done; exit 7'
     stage.play(rank=f'[[ $RANK == 1 ]] && {{ {fail_late}; }}; exec python3 -c "{LISTENER}"')
-    started = time.monotonic()
-    stage.run(script(stage, "resilience.kill_wait_s=30"))
-    assert time.monotonic() - started < 15
+    stage.run(script(stage, "resilience.kill_wait_s=600"))
     assert stage.calls[-3:] == ["ready", "got TERM", "depart --rc 7 --heard "]
 
 
 def test_a_rank_that_does_not_leave_is_killed(stage: Stage) -> None:
-    stage.play(rank="[[ $RANK == 1 ]] && exit 7; trap '' TERM; exec sleep 60")
-    started = time.monotonic()
+    stage.play(rank="[[ $RANK == 1 ]] && exit 7; trap '' TERM; exec sleep 600")
     stage.run(script(stage, "resilience.kill_wait_s=1"))
-    assert time.monotonic() - started < 15
     assert stage.calls[-1] == "depart --rc 7 --heard "
 
 
@@ -152,13 +152,14 @@ def test_no_rank_starts_when_arrive_says_no(stage: Stage, said: int, code: int) 
 
 
 def test_signals_do_not_disturb_depart(stage: Stage) -> None:
-    stage.play(depart="say begun; sleep 1; say done; exit 4")
+    stage.play(depart="say begun; until [[ -e $HPCMOE_RUN_DIR/go ]]; do sleep 0.1; done; say done; exit 4")
     process = stage.start(script(stage))
     until(lambda: "begun" in stage.calls)
     for _ in range(3):
         os.killpg(process.pid, signal.SIGTERM)
         time.sleep(0.1)
-    assert process.wait(timeout=20) == 4
+    (stage.run_dir / "go").touch()
+    assert process.wait(timeout=PATIENCE_S) == 4
     assert stage.calls[-1] == "done"
 
 
@@ -167,7 +168,7 @@ def test_ranks_do_not_outlive_a_killed_script(stage: Stage) -> None:
     process = stage.start(script(stage))
     until(lambda: sum(call.startswith("pid") for call in stage.calls) == 2)
     os.kill(process.pid, signal.SIGKILL)
-    process.wait(timeout=20)
+    process.wait(timeout=PATIENCE_S)
     pids = [int(call.removeprefix("pid ")) for call in stage.calls if call.startswith("pid")]
     until(lambda: not any(_alive(pid) for pid in pids))
 
@@ -192,19 +193,29 @@ def test_runs_of_a_sweep_take_turns(tmp_path: Path) -> None:
         each.play(rank=f'echo begin >>"{clock}"; sleep 1; echo end >>"{clock}"')
     (tmp_path / "sweep" / "sbatch").mkdir(parents=True)
     started = [each.start(script(each, ranks=1, sweep_dir=tmp_path / "sweep")) for each in stages]
-    assert [process.wait(timeout=30) for process in started] == [0, 0]
+    assert [process.wait(timeout=PATIENCE_S) for process in started] == [0, 0]
     assert clock.read_text(encoding="utf-8").split() == ["begin", "end", "begin", "end"]
 
 
 def test_a_run_that_waits_for_its_turn_can_be_told_to_go(tmp_path: Path) -> None:
     first, second = (Stage(tmp_path / name) for name in ("a", "b"))
-    first.play(rank="say started; sleep 3")
+    first.play(rank="say started; until [[ -e $HPCMOE_RUN_DIR/go ]]; do sleep 0.1; done")
     (tmp_path / "sweep" / "sbatch").mkdir(parents=True)
     running = first.start(script(first, ranks=1, sweep_dir=tmp_path / "sweep"))
     until(lambda: "started" in first.calls)
     waiting = second.start(script(second, ranks=1, sweep_dir=tmp_path / "sweep"))
-    time.sleep(0.5)
+    until(lambda: "flock" in _children(waiting.pid))
     os.kill(waiting.pid, signal.SIGTERM)
-    assert waiting.wait(timeout=2) == 143
+    assert waiting.wait(timeout=PATIENCE_S) == 143
     assert second.calls == []
-    assert running.wait(timeout=20) == 0
+    (first.run_dir / "go").touch()
+    assert running.wait(timeout=PATIENCE_S) == 0
+
+
+def _children(pid: int) -> list[str]:
+    """The commands that a process has started and that still run."""
+    names = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split():
+        with contextlib.suppress(FileNotFoundError):
+            names.append(Path(f"/proc/{child}/comm").read_text(encoding="utf-8").strip())
+    return names

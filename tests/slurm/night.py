@@ -71,7 +71,7 @@ class Night:
     def status(self) -> dict[str, Any]:
         return json.loads(self.hpcmoe("status", self.run_id, "--json").stdout)
 
-    def until(self, what: str, true: Callable[[], bool], timeout: float = 180.0) -> None:
+    def until(self, what: str, true: Callable[[], bool], timeout: float = 300.0) -> None:
         """Wait until ``true``; when it never comes, say what the run looked like."""
         deadline = time.monotonic() + timeout
         while not true():
@@ -82,7 +82,7 @@ class Night:
     def until_step(self, step: int) -> None:
         self.until(f"step {step}", lambda: self.step() >= step)
 
-    def until_state(self, *states: str, timeout: float = 240.0) -> dict[str, Any]:
+    def until_state(self, *states: str, timeout: float = 600.0) -> dict[str, Any]:
         """Wait until the run's journal says that it is in one of these (final) states; returns what `status` then says."""
 
         def reached() -> bool:
@@ -105,7 +105,7 @@ class Night:
     def started_attempts(self) -> int:
         return len(self.events("attempt_started"))
 
-    def until_return(self, started: int, timeout: float = 90.0) -> None:
+    def until_return(self, started: int, timeout: float = 300.0) -> None:
         """Wait for an attempt after the first ``started`` ones, or for the end of the run."""
         self.until("the run's return", lambda: self.started_attempts() > started or bool(self.events("finished")), timeout)
 
@@ -118,8 +118,8 @@ class Night:
             ["sbatch", "--parsable", "-p", "high", "-N4", "--exclusive", "-t2", "-o/dev/null", f"--wrap=sleep {seconds}"],
             check=True,
         ).stdout.strip()
-        self.until("the preempting job's start", lambda: self.testbed.state(high) != "PENDING", 90.0)
-        self.testbed.wait_for(high, {"COMPLETED"}, 60.0)
+        self.until("the preempting job's start", lambda: self.testbed.state(high) != "PENDING")
+        self.testbed.wait_for(high, {"COMPLETED"})
         self.until_return(before)
 
     def kill_rank(self, rank: int) -> None:
@@ -157,7 +157,7 @@ class Night:
             rank = self.rank_pid(0)
             os.kill(rank, signal.SIGSTOP)
             try:
-                self.until("the warning before the time limit", notice.exists, 120.0)
+                self.until("the warning before the time limit", notice.exists)
             finally:
                 os.kill(rank, signal.SIGCONT)
         self.until_return(before)

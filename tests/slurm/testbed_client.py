@@ -71,7 +71,7 @@ class Testbed:
         """Slurm's word for the job's state; "" when slurmctld does not know the job."""
         return self.show(job_id).get("JobState", "")
 
-    def wait_for(self, job_id: str, states: Iterable[str], timeout: float = 60) -> str:
+    def wait_for(self, job_id: str, states: Iterable[str], timeout: float = 180) -> str:
         """The first of `states` that the job is seen in; AssertionError with Slurm's record of it after `timeout` s."""
         wanted = set(states)
         deadline = time.monotonic() + timeout

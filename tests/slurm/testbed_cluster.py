@@ -268,15 +268,15 @@ def slurm(settings: Settings, *argv: str, check: bool = True) -> str:
     """Standard output of one Slurm command against this testbed."""
     env = daemon_environment({"SLURM_CONF": str(settings.slurm_conf)})
     try:
-        done = subprocess.run([_program(argv[0]), *argv[1:]], env=env, capture_output=True, text=True, timeout=30)
+        done = subprocess.run([_program(argv[0]), *argv[1:]], env=env, capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
-        raise TestbedError(f"no answer within 30 s: {' '.join(argv)}") from None
+        raise TestbedError(f"no answer within 120 s: {' '.join(argv)}") from None
     if check and done.returncode:
         raise TestbedError(f"{' '.join(argv)}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
 
 
-def _wait(record: Record, what: str, ready: Callable[[], bool], seconds: float = 60) -> None:
+def _wait(record: Record, what: str, ready: Callable[[], bool], seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
     while not ready():
         logs = record.settings.logs

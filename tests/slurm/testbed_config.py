@@ -21,7 +21,7 @@ CPUS_PER_NODE = 8
 GPUS_PER_NODE = 4
 MEMORY_MB_PER_NODE = 65536
 GRACE_S = 8
-KILL_WAIT_S = 6
+KILL_WAIT_S = 30
 ACCOUNT = "hpcmoe"
 
 # A stepd's socket is ROOT/spool/n0001/n0001_<job>.<step>; the kernel takes 107 bytes.
