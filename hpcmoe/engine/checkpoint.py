@@ -18,9 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
@@ -28,6 +26,7 @@ from hpcmoe.config.schema import CheckpointConfig
 from hpcmoe.engine import manifest
 from hpcmoe.engine.optimizer import named_moments
 from hpcmoe.engine.rng import rng_state
+from hpcmoe.engine.stages import Stages
 from hpcmoe.runs.journal import Journal
 
 
@@ -41,11 +40,11 @@ class Progress:
     corpus: str = ""  # its fingerprint
 
 
-def collect_state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> dict[str, Any]:
+def collect_state(stages: Stages, optimizer: torch.optim.Optimizer, progress: Progress) -> dict[str, Any]:
     """Everything a run continues from, by name. Tensors are the live ones."""
     return {
-        "model": get_model_state_dict(model),
-        "optim": named_moments(model, optimizer),
+        "model": stages.state_dict(),
+        "optim": named_moments(stages.named_parameters(), optimizer),
         "progress": asdict(progress),
         "rng": {str(dist.get_rank()): rng_state()},
     }
@@ -82,22 +81,22 @@ class Checkpointer:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._flight: tuple[int, Future[None]] | None = None
 
-    def start(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    def start(self, stages: Stages, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         """Save in the background; the caller is held for the copy only, and for an earlier save that is not done yet."""
         begun = time.monotonic()
         self.wait(strict=False)
-        state = staged(collect_state(model, optimizer, progress))
+        state = staged(collect_state(stages, optimizer, progress))
         blocked = time.monotonic() - begun
         self._flight = (progress.step, self._pool.submit(self._write, state, progress.step, begun, blocked))
         if not self.config.asynchronous:
             self.wait(strict=False)
 
-    def save_durably(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    def save_durably(self, stages: Stages, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         """Return when the current step is in a published checkpoint; raise if it cannot be. None is written twice."""
         self.wait(strict=False)
         if self.saved_step == progress.step:
             return
-        state = collect_state(model, optimizer, progress)
+        state = collect_state(stages, optimizer, progress)
         begun = time.monotonic()
         self._flight = (progress.step, self._pool.submit(self._write, state, progress.step, begun, None))
         self.wait(strict=True)

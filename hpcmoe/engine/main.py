@@ -20,11 +20,11 @@ from hpcmoe.config.schema import Config
 from hpcmoe.data.corpus import Corpus, load_corpus
 from hpcmoe.data.loader import Loader
 from hpcmoe.engine import manifest
+from hpcmoe.engine.build import build
 from hpcmoe.engine.checkpoint import Checkpointer, Progress
 from hpcmoe.engine.launch import Launch, check_world, read_launch
-from hpcmoe.engine.mesh import build_meshes, join_world, pick_device
-from hpcmoe.engine.optimizer import build_optimizer
-from hpcmoe.engine.parallelize import init_weights, materialize, parallelize
+from hpcmoe.engine.mesh import join_world, misplaced, pick_device
+from hpcmoe.engine.parallelize import init_weights
 from hpcmoe.engine.peak import Peak, find_peak
 from hpcmoe.engine.report import Reporter, quantity
 from hpcmoe.engine.restore import load_newest
@@ -35,7 +35,6 @@ from hpcmoe.engine.trainer import Lead, Outcome, Trainer
 from hpcmoe.engine.verdict import write_error, write_verdict
 from hpcmoe.errors import UserError
 from hpcmoe.models.accounting import parameters
-from hpcmoe.models.transformer import Transformer
 from hpcmoe.runs.journal import Journal
 from hpcmoe.runs.rundir import RunDir
 
@@ -89,7 +88,7 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
     device = pick_device(config.cluster.device, launch.local_rank)
     _set_numerics(config)
     join_world(launch, device)
-    meshes = build_meshes(sizes, device)
+    _check_placement(sizes)
     clock.mark("rendezvous")
 
     corpus = load_corpus(config.data)
@@ -97,12 +96,8 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
     clock.mark("corpus")
 
     seed_everything(config.train.seed, launch.rank)
-    with torch.device("meta"):
-        model = Transformer(config.model)
-    parallelize(model, meshes, config.precision)
-    materialize(model, device)
-    init_weights(model, device, config.train.seed)
-    optimizer = build_optimizer(model, config.optim)
+    built = build(config, sizes, device)
+    stages, optimizer = built.stages, built.optimizer
     clock.mark("build")
 
     journal = Journal(run.journal, launch.attempt) if launch.rank == 0 else None
@@ -110,9 +105,9 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
     run.checkpoints.mkdir(exist_ok=True)
     checkpointer = Checkpointer(run.checkpoints, launch.attempt, config.checkpoint, facts, journal)
     _same_corpus_everywhere(corpus, checkpointer.group)
-    progress = load_newest(run.checkpoints, config.checkpoint.verify, facts, model, optimizer, checkpointer.group, journal)
+    progress = load_newest(run.checkpoints, config.checkpoint.verify, facts, stages, optimizer, checkpointer.group, journal)
     if progress is None:
-        init_weights(model, device, config.train.seed)  # again: a checkpoint that failed half-way may have been loaded
+        init_weights(stages, config.train.seed)  # again: a checkpoint that failed half-way may have been loaded
         optimizer.state.clear()
         progress = Progress(corpus=corpus.fingerprint)
     else:
@@ -141,10 +136,10 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
         config=config,
         sizes=sizes,
         attempt=launch.attempt,
-        rank=launch.rank,
-        data_rank=meshes.data_rank(),
+        data_rank=built.meshes.data_rank(),
         device=device,
-        model=model,
+        stages=stages,
+        compute=built.compute,
         optimizer=optimizer,
         loader=loader,
         checkpointer=checkpointer,
@@ -182,6 +177,15 @@ def _facts(config: Config, sizes: Sizes) -> dict[str, object]:
         "experts": model.experts,
         "model": shape | {"expert_ffn": model.expert_ffn, "parameters": parameters(model).total},
     }
+
+
+def _check_placement(sizes: Sizes) -> None:
+    """Ranks must be where the layout wants them: tp over a network would be ten times slower, and nobody would know why."""
+    hosts: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(hosts, os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
+    problem = misplaced(sizes, hosts)
+    if problem is not None:
+        raise UserError(problem)
 
 
 def _same_corpus_everywhere(corpus: Corpus, group: dist.ProcessGroup) -> None:

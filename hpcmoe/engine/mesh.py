@@ -1,6 +1,7 @@
 """One world of ranks, seen twice: dense [pp, dp_replicate, dp_shard, tp] and experts [pp, dp_replicate, efsdp, ep].
 
-Both are unflattened from one mesh, so that FSDP can join an expert's ep and efsdp axes. ep is innermost: inside a node.
+Both are unflattened from one mesh, so that FSDP can join an expert's ep and efsdp axes. ep is innermost, inside a node, or, where
+the layout places it across nodes, outside efsdp: then an expert's shards are in one node.
 """
 
 from __future__ import annotations
@@ -93,5 +94,28 @@ def build_meshes(sizes: Sizes, device: torch.device) -> Meshes:
     dense = world._unflatten(
         0, (sizes.pp, sizes.dp_replicate, sizes.dp_shard, sizes.tp), ("pp", "dp_replicate", "dp_shard", "tp")
     )
-    experts = world._unflatten(0, (sizes.pp, sizes.dp_replicate, sizes.efsdp, sizes.ep), ("pp", "dp_replicate", "efsdp", "ep"))
+    if sizes.ep_placement == "inside":
+        shape, names = (sizes.efsdp, sizes.ep), ("efsdp", "ep")
+    else:
+        shape, names = (sizes.ep, sizes.efsdp), ("ep", "efsdp")
+    experts = world._unflatten(0, (sizes.pp, sizes.dp_replicate, *shape), ("pp", "dp_replicate", *names))
     return Meshes(world, dense, experts)
+
+
+def misplaced(sizes: Sizes, hosts: list[str]) -> str | None:
+    """Why these hosts, one a rank in rank order, do not hold the layout as planned; None when they do.
+
+    tp must lie in one host; ep too where it is placed inside; with as many ranks on every host, consecutive ranks make that so.
+    """
+    inside = sizes.ep_placement == "inside"
+    node = max(hosts.count(host) for host in hosts)
+    groups = [("tp", sizes.tp)] + ([("ep", sizes.ep)] if inside and sizes.ep <= node else [])
+    for axis, size in groups:
+        for first in range(0, len(hosts), size):
+            found = sorted(set(hosts[first : first + size]))
+            if len(found) > 1:
+                return (
+                    f"layout.{axis}={size} must lie inside a node, but ranks {first} to {first + size - 1} are on {', '.join(found)}; "
+                    f"Slurm placed {', '.join(f'{hosts.count(host)} on {host}' for host in dict.fromkeys(hosts))}"
+                )
+    return None

@@ -5,6 +5,8 @@ The norm needs no collective of its own: each rank's share rides in the step's o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -12,10 +14,10 @@ from torch.distributed.tensor import DTensor
 from hpcmoe.config.schema import OptimConfig
 
 
-def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
+def build_optimizer(parameters: Iterable[nn.Parameter], optim: OptimConfig) -> torch.optim.AdamW:
     """Groups by mesh (a fused step takes one mesh) and by decay: norms and biases, the one-dimensional ones, do not decay."""
     groups: dict[tuple[object, bool], list[nn.Parameter]] = {}
-    for parameter in model.parameters():
+    for parameter in parameters:
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         groups.setdefault((mesh, parameter.dim() > 1), []).append(parameter)
     return torch.optim.AdamW(
@@ -28,51 +30,54 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
 
 
 @torch.no_grad()
-def named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, torch.Tensor]]:
+def named_moments(
+    parameters: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
+) -> dict[str, dict[str, torch.Tensor]]:
     """The optimizer's live state by parameter name, zeros before the first step. Rates and decay are the config's.
 
     One flat table for all meshes: dense and expert moments cannot be mixed up, and any layout can read another's.
     """
-    for parameter in model.parameters():
+    moments = {}
+    for name, parameter in parameters:
         if not optimizer.state[parameter]:
             optimizer.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
-    return {name: dict(optimizer.state[parameter]) for name, parameter in model.named_parameters()}
+        moments[name] = dict(optimizer.state[parameter])
+    return moments
 
 
-def _local_gradients(model: nn.Module) -> list[tuple[nn.Parameter, torch.Tensor]]:
+def _local_gradients(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, torch.Tensor]]:
     """Each parameter with this rank's part of its gradient."""
     pairs = []
-    for parameter in model.parameters():
+    for parameter in parameters:
         if parameter.grad is not None:
             grad = parameter.grad
             pairs.append((parameter, grad.to_local() if isinstance(grad, DTensor) else grad))
     return pairs
 
 
-def _counts_here(parameter: torch.Tensor, rank: int) -> bool:
+def _counts_here(parameter: torch.Tensor) -> bool:
     """Whether this rank speaks for its part: of replicas only the first does."""
-    if not isinstance(parameter, DTensor):
-        return rank == 0
+    assert isinstance(parameter, DTensor)
     coordinate = parameter.device_mesh.get_coordinate()
     assert coordinate is not None
     return all(at == 0 or not placement.is_replicate() for at, placement in zip(coordinate, parameter.placements, strict=True))
 
 
 @torch.no_grad()
-def local_squared_norm(model: nn.Module, rank: int) -> torch.Tensor:
+def local_squared_norm(parameters: Iterable[nn.Parameter], device: torch.device) -> torch.Tensor:
     """This rank's share of the squared gradient norm, fp64 scalar; the sum over all ranks is the whole."""
-    grads = [grad for parameter, grad in _local_gradients(model) if _counts_here(parameter, rank) and grad.numel()]
+    grads = [grad for parameter, grad in _local_gradients(parameters) if _counts_here(parameter) and grad.numel()]
     if not grads:
-        return torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
+        return torch.zeros((), dtype=torch.float64, device=device)
     return torch.stack(torch._foreach_norm(grads)).double().square().sum()
 
 
 @torch.no_grad()
-def clip_gradients(model: nn.Module, norm: float, limit: float) -> None:
+def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float) -> None:
     """Scale all gradients so that a global ``norm`` above ``limit`` becomes ``limit``; limit 0: never."""
     if limit > 0 and norm > limit:
-        torch._foreach_mul_([grad for _, grad in _local_gradients(model) if grad.numel()], limit / (norm + 1e-6))
+        torch._foreach_mul_([grad for _, grad in _local_gradients(parameters) if grad.numel()], limit / (norm + 1e-6))

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
 from hpcmoe.engine import manifest
 from hpcmoe.engine.checkpoint import Progress, collect_state
 from hpcmoe.engine.rng import set_rng_state
+from hpcmoe.engine.stages import Stages
 from hpcmoe.errors import UserError
 from hpcmoe.runs.journal import Journal
 
@@ -27,12 +26,12 @@ def load_newest(
     checkpoints: Path,
     verify: str,
     facts: dict[str, Any],
-    model: nn.Module,
+    stages: Stages,
     optimizer: torch.optim.Optimizer,
     group: dist.ProcessGroup,
     journal: Journal | None,
 ) -> Progress | None:
-    """Continue ``model`` and ``optimizer`` in place; None when no whole checkpoint is there (their values are then undefined)."""
+    """Continue ``stages`` and ``optimizer`` in place; None when no whole checkpoint is there (their values are then undefined)."""
     steps: list[Any] = [manifest.published(checkpoints)]
     dist.broadcast_object_list(steps, src=0, group=group)
     for step in steps[0]:
@@ -41,7 +40,7 @@ def load_newest(
         progress = None
         if reason is None:
             try:
-                progress = _load(directory, model, optimizer, group)
+                progress = _load(directory, stages, optimizer, group)
             except CheckpointException as error:
                 reason = f"cannot be loaded: {_first_cause(error)}"
         if progress is not None:
@@ -69,13 +68,12 @@ def _agreed_damage(directory: Path, full: bool, facts: dict[str, Any], group: di
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _load(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> Progress:
+def _load(directory: Path, stages: Stages, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> Progress:
     reader = dcp.FileSystemReader(directory)
-    state = collect_state(model, optimizer, Progress())
+    state = collect_state(stages, optimizer, Progress())
     if f"rng.{dist.get_rank()}" not in reader.read_metadata().state_dict_metadata:
         state.pop("rng")  # written by fewer ranks: this one keeps the state it was seeded with
-    dcp.load(state, storage_reader=reader, process_group=group)  # into the live tensors, moments included
-    set_model_state_dict(model, state["model"])
+    dcp.load(state, storage_reader=reader, process_group=group)  # into the live tensors, all of them
     if "rng" in state:
         set_rng_state(next(iter(state["rng"].values())))
     return Progress(**state["progress"])

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpcmoe.config.model_schema import ModelConfig
 from hpcmoe.config.schema import Config, Precision
 from hpcmoe.data.tokenizer import check_vocabulary
 from hpcmoe.errors import UserError
-from hpcmoe.models.support import check_model
+from hpcmoe.models.partition import chunks, schedule_violation
+from hpcmoe.models.support import check_model, shared_width
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Sizes:
     global_batch: int
     microbatch: int
     ep_placement: str = "inside"  # inside: ep is innermost of efsdp x ep; across: efsdp is
+    schedule: str = "1F1B"
 
     @property
     def data_ranks(self) -> int:
@@ -59,8 +62,40 @@ def resolve_sizes(config: Config) -> Sizes:
     efsdp = layout.dp_shard * layout.tp // layout.ep
     placement = layout.ep_placement or "inside"
     return Sizes(
-        layout.dp_replicate, layout.dp_shard, layout.tp, layout.pp, layout.ep, efsdp, batch, layout.microbatch, placement
+        dp_replicate=layout.dp_replicate,
+        dp_shard=layout.dp_shard,
+        tp=layout.tp,
+        pp=layout.pp,
+        ep=layout.ep,
+        efsdp=efsdp,
+        global_batch=batch,
+        microbatch=layout.microbatch,
+        ep_placement=placement,
+        schedule=layout.schedule,
     )
+
+
+def layout_violation(model: ModelConfig, seq_len: int, sizes: Sizes) -> str | None:
+    """What the model forbids about tensor and pipeline parallelism; None when the layout can be built."""
+    split = {"heads": model.heads, "kv_heads": model.kv_heads, "vocab_size": model.vocab_size}
+    split |= {"shared width": shared_width(model), "ffn": model.ffn if model.first_dense_layers else 0}
+    for name, size in split.items():
+        if size % sizes.tp:
+            return f"layout.tp={sizes.tp} does not divide model.{name}={size}"
+    if seq_len % sizes.tp:
+        return f"layout.tp={sizes.tp} does not divide train.seq_len={seq_len} (each rank holds a part of the sequence)"
+    if sizes.pp == 1:
+        return None
+    stages = sizes.pp * chunks(sizes.schedule)
+    if stages > model.layers:
+        return (
+            f"layout.pp={sizes.pp} with {sizes.schedule} makes {stages} stages of model.layers={model.layers}; use at most that"
+        )
+    if model.tied_embeddings:
+        return (
+            f"model.tied_embeddings=true cannot be split over layout.pp={sizes.pp}: input table and head are one matrix; use pp=1"
+        )
+    return schedule_violation(sizes.schedule, sizes.pp, sizes.global_batch // sizes.data_ranks // sizes.microbatch)
 
 
 def check_engine(config: Config) -> Sizes:
@@ -68,8 +103,9 @@ def check_engine(config: Config) -> Sizes:
     check_model(config.model)
     check_vocabulary(config.data.tokenizer, config.model.vocab_size)
     sizes = resolve_sizes(config)
-    if sizes.tp > 1 or sizes.pp > 1:
-        raise UserError(f"layout.tp={sizes.tp} layout.pp={sizes.pp}: this engine trains with tp=1 and pp=1; use dp_shard and ep")
+    problem = layout_violation(config.model, config.train.seq_len, sizes)
+    if problem is not None:
+        raise UserError(problem)
     if config.layout.recompute != "none":
         raise UserError(f"layout.recompute={config.layout.recompute}: this engine trains with recompute=none")
     if config.precision.name is Precision.fp8:

@@ -11,22 +11,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 
 from hpcmoe.config.schema import Config
 from hpcmoe.data.loader import Loader
 from hpcmoe.engine.agreement import Agreed, StepSums, any_rank, reduce_step
 from hpcmoe.engine.checkpoint import Checkpointer, Progress
-from hpcmoe.engine.optimizer import clip_gradients, local_squared_norm
+from hpcmoe.engine.compute import Compute
+from hpcmoe.engine.optimizer import clip_gradients
 from hpcmoe.engine.peak import Peak
 from hpcmoe.engine.report import Reporter, StepFigures
 from hpcmoe.engine.schedule import learning_rate
+from hpcmoe.engine.stages import Stages
 from hpcmoe.engine.stop import ControlFiles, StopSignals
 from hpcmoe.engine.support import Sizes
 from hpcmoe.engine.verdict import Source, Word
 from hpcmoe.errors import UserError
 from hpcmoe.models.accounting import Convention, flops_per_token
-from hpcmoe.models.transformer import Transformer
 from hpcmoe.runs.journal import Journal
 
 CONVENTION: Convention = "titan"
@@ -53,10 +53,10 @@ class Trainer:
     config: Config
     sizes: Sizes
     attempt: str
-    rank: int
     data_rank: int
     device: torch.device
-    model: Transformer
+    stages: Stages
+    compute: Compute
     optimizer: torch.optim.Optimizer
     loader: Loader
     checkpointer: Checkpointer
@@ -73,7 +73,7 @@ class Trainer:
         early = self._asked_before_training()
         if early is not None and self.progress.step < steps:
             return self._leave(early)
-        self.model.train()
+        self.stages.train()
         clock, first = time.monotonic(), True
         while self.progress.step < steps:
             agreed = self.train_step()
@@ -86,7 +86,7 @@ class Trainer:
                 return self._leave("control" if agreed.control_stop else "signal")
             self._maybe_save(agreed.control_save)
         begun = time.monotonic()
-        self.checkpointer.save_durably(self.model, self.optimizer, self.progress)
+        self.checkpointer.save_durably(self.stages, self.optimizer, self.progress)
         if self.lead is not None:
             self.lead.control.save_done()
             self._journal_left("completed", time.monotonic() - begun)
@@ -101,13 +101,13 @@ class Trainer:
                 f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}: not finite; the last checkpoint is of step "
                 f"{self.checkpointer.saved_step or 0}. Lower optim.lr (now {self.config.optim.lr}) or clip (optim.clip_norm)"
             )
-        clip_gradients(self.model, agreed.grad_norm, self.config.optim.clip_norm)
+        clip_gradients(self.stages.parameters(), agreed.grad_norm, self.config.optim.clip_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, self.config.train.steps, self.config.optim)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        for moe, counts_E in zip(self.model.moe_layers().values(), agreed.counts_LE, strict=True):
-            moe.router.update_balance(counts_E.to(self.device))
+        for layer, moe in self.stages.moe_layers().items():
+            moe.router.update_balance(agreed.counts_LE[layer - self.config.model.first_dense_layers].to(self.device))
         self.progress.step = step
         self.progress.tokens += agreed.tokens
         self.progress.position += self.sizes.global_batch
@@ -115,35 +115,11 @@ class Trainer:
 
     def _forward_backward(self) -> StepSums:
         """This rank's microbatches; gradients are those of the mean over the global batch's tokens."""
-        step_tokens = self.sizes.global_batch * self.config.train.seq_len
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        tokens = 0
-        shares: list[float] = []
+        sizes = self.sizes
         batches = self.loader.microbatches(
-            self.progress.position, self.sizes.global_batch, self.data_rank, self.sizes.data_ranks, self.sizes.microbatch
+            self.progress.position, sizes.global_batch, self.data_rank, sizes.data_ranks, sizes.microbatch
         )
-        for inputs, targets in batches:
-            share = inputs.numel() / step_tokens
-            logits = self.model(inputs.to(self.device, non_blocking=True), share)
-            loss = F.cross_entropy(
-                logits.flatten(0, 1).float(), targets.to(self.device, non_blocking=True).flatten(), reduction="sum"
-            )
-            (loss / step_tokens).backward()
-            loss_sum += loss.detach()
-            tokens += inputs.numel()
-            shares.append(share)
-        layers = self.model.drain_loads()
-        zero = torch.zeros((), device=self.device)
-        counts = [torch.stack([load.counts_E for load in layer]).sum(0) for layer in layers.values()]
-        experts = self.config.model.experts
-        return StepSums(
-            loss_sum=loss_sum,
-            tokens=tokens,
-            aux=sum((load.aux * share for layer in layers.values() for load, share in zip(layer, shares, strict=True)), zero),
-            z=sum((load.z * share for layer in layers.values() for load, share in zip(layer, shares, strict=True)), zero),
-            grad_squared=local_squared_norm(self.model, self.rank),
-            counts_LE=torch.stack(counts) if counts else torch.zeros(0, experts, device=self.device),
-        )
+        return self.compute.train(list(batches), sizes.global_batch * self.config.train.seq_len)
 
     def _agree(self, sums: StepSums) -> Agreed:
         """Signals and control files are looked at here, once a step, as late as the reduction allows."""
@@ -167,7 +143,7 @@ class Trainer:
             self.lead.control.save_done()
             self._honouring_save = False
         if step < self.config.train.steps and (asked or (interval and step % interval == 0)):
-            self.checkpointer.start(self.model, self.optimizer, self.progress)
+            self.checkpointer.start(self.stages, self.optimizer, self.progress)
             self._honouring_save = self._honouring_save or asked
 
     def _leave(self, source: Source) -> Outcome:
@@ -177,7 +153,7 @@ class Trainer:
             print(f"asked to stop by {source}: saving step {self.progress.step}", flush=True)
         begun = time.monotonic()
         if self.progress.step > 0:
-            self.checkpointer.save_durably(self.model, self.optimizer, self.progress)
+            self.checkpointer.save_durably(self.stages, self.optimizer, self.progress)
         verdict: Word = "stopped" if source == "control" else "leave"
         if self.lead is not None:
             self._journal_left(verdict, time.monotonic() - begun)

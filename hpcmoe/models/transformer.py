@@ -69,9 +69,10 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(model.hidden, model.norm_eps) if self.part.last else None
         self.head = nn.Linear(model.hidden, model.vocab_size, bias=False) if self.part.last and not ties else None
         self.tp = ALONE  # set by hpcmoe.engine.parallelize
+        self.loss_weight = 1.0  # the microbatch's share of the step's tokens: the balancing losses are weighed by it
         self.loads: dict[int, list[LayerLoad]] = {}
 
-    def forward(self, x: torch.Tensor, loss_weight: float = 1.0) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Token ids [B, S] or hidden states [B, s, D] to hidden states [B, s, D] or logits [B, S, V / tp], in the compute dtype.
 
         Loads are kept in training mode only.
@@ -80,7 +81,7 @@ class Transformer(nn.Module):
         cos_SC, sin_SC = rope_tables(seq_len, self.model.head_dim, self.model.rope_theta, x.device)
         x_BsD = x if self.embed is None else embed(x, self.embed.weight, self.tp)
         for name, block in self.layers.items():
-            x_BsD, load = block(x_BsD, cos_SC, sin_SC, loss_weight)
+            x_BsD, load = block(x_BsD, cos_SC, sin_SC, self.loss_weight)
             if load is not None and self.training:
                 self.loads.setdefault(int(name), []).append(load)
         if self.norm is None:

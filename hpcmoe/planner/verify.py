@@ -150,19 +150,14 @@ def _built(config: Config, plan: Plan) -> Transformer:
     """The engine's own model and parallelization, on the meta device."""
     import torch
 
-    from hpcmoe.engine.mesh import build_meshes
-    from hpcmoe.engine.parallelize import parallelize
+    from hpcmoe.engine.build import build_parts
     from hpcmoe.engine.support import Sizes
-    from hpcmoe.models.transformer import Transformer
 
     layout = plan.layout
     sizes = Sizes(
         layout.dp_replicate, layout.dp_shard, layout.tp, layout.pp, layout.ep, layout.efsdp, plan.work.batch, layout.microbatch
     )
-    with torch.device("meta"):
-        model = Transformer(config.model)
-    parallelize(model, build_meshes(sizes, torch.device("cpu")), config.precision)
-    return model
+    return build_parts(config, sizes, torch.device("cpu"))[1].parts[0]
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -178,7 +173,7 @@ def _state_bytes(model: nn.Module) -> tuple[float, float]:
 
     from hpcmoe.engine.optimizer import named_moments
 
-    moments = named_moments(model, AdamW(model.parameters()))  # a fused one takes no meta tensors; the moments are the same
+    moments = named_moments(model.named_parameters(), AdamW(model.parameters()))  # a fused one takes no meta tensors; the moments are the same
     params = sum(_bytes(p) for p in model.parameters())
     return float(params), float(sum(_bytes(t) for entry in moments.values() for name, t in entry.items() if name != "step"))
 

@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor
 from hpcmoe.config.schema import Config, LayoutConfig, OptimConfig, Precision, PrecisionConfig
 from hpcmoe.data.corpus import load_corpus
 from hpcmoe.data.loader import Loader
+from hpcmoe.engine import build as engine_build
 from hpcmoe.engine.checkpoint import Checkpointer, Progress
-from hpcmoe.engine.mesh import build_meshes
-from hpcmoe.engine.optimizer import build_optimizer, named_moments
-from hpcmoe.engine.parallelize import init_weights, initial_values, materialize, parallelize
+from hpcmoe.engine.optimizer import named_moments
+from hpcmoe.engine.parallelize import initial_values
 from hpcmoe.engine.peak import Peak
 from hpcmoe.engine.restore import load_newest
 from hpcmoe.engine.schedule import learning_rate
@@ -25,7 +25,6 @@ from hpcmoe.engine.stop import StopSignals
 from hpcmoe.engine.support import check_engine
 from hpcmoe.engine.trainer import Trainer
 from hpcmoe.models.experts import Kernel
-from hpcmoe.models.transformer import Transformer
 from hpcmoe.runs.journal import Journal
 from tests.engine.ranks import small_config, small_model
 
@@ -84,7 +83,8 @@ def reference(config: Config, loader: Loader) -> list[dict[str, Any]]:
         total, counts = 0.0, dict[int, torch.Tensor]()
         for sample in range(batch):
             inputs, targets = loader.batch((step - 1) * batch + sample, 1)
-            logits = model(inputs, 1 / batch)
+            model.loss_weight = 1 / batch
+            logits = model(inputs)
             loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
             (loss / batch).backward()
             total += loss.item() / batch
@@ -108,24 +108,18 @@ def reference(config: Config, loader: Loader) -> list[dict[str, Any]]:
 def build(config: Config, loader: Loader, checkpoints: Path, journal: Journal | None) -> Trainer:
     """What hpcmoe.engine.main builds, without a run directory."""
     sizes = check_engine(config)
-    meshes = build_meshes(sizes, CPU)
-    with torch.device("meta"):
-        model = Transformer(config.model)
-    parallelize(model, meshes, config.precision)
-    materialize(model, CPU)
-    init_weights(model, CPU, config.train.seed)
-    optimizer = build_optimizer(model, config.optim)
+    built = engine_build.build(config, sizes, CPU)
     checkpointer = Checkpointer(checkpoints, "test.0", config.checkpoint, {"model": "same"}, journal)
-    model.train()
+    built.stages.train()
     return Trainer(
         config=config,
         sizes=sizes,
         attempt="test.0",
-        rank=dist.get_rank(),
-        data_rank=meshes.data_rank(),
+        data_rank=built.meshes.data_rank(),
         device=CPU,
-        model=model,
-        optimizer=optimizer,
+        stages=built.stages,
+        compute=built.compute,
+        optimizer=built.optimizer,
         loader=loader,
         checkpointer=checkpointer,
         progress=Progress(),
@@ -156,10 +150,11 @@ def same_steps(layout: str, trainer: Trainer, expected: list[dict[str, Any]]) ->
     update = trainer.optimizer.step
 
     def step_and_look() -> None:
-        seen.update({name: whole(p.grad) for name, p in trainer.model.named_parameters() if p.grad is not None})
+        seen.update({name: whole(p.grad) for name, p in trainer.stages.named_parameters() if p.grad is not None})
         update()
 
     trainer.optimizer.step = step_and_look  # type: ignore[method-assign, assignment]
+    assert all_names(trainer) == expected[0]["gradients"].keys()
     for number, want in enumerate(expected, start=1):
         agreed = trainer.train_step()
         where = f"{layout}, step {number}"
@@ -168,10 +163,9 @@ def same_steps(layout: str, trainer: Trainer, expected: list[dict[str, Any]]) ->
         assert want["norm"] > trainer.config.optim.clip_norm, "the case must clip"
         counts = torch.stack(list(want["counts"].values())).double()
         assert torch.equal(agreed.counts_LE, counts), f"{where}: routing differs"
-        assert seen.keys() == want["gradients"].keys()
-        for name, gradient in want["gradients"].items():
-            close(seen[name], gradient, f"{where}, gradient of {name}", tolerance=1e-4)
-        for name, value in trainer.model.state_dict().items():
+        for name, gradient in seen.items():
+            close(gradient, want["gradients"][name], f"{where}, gradient of {name}", tolerance=1e-4)
+        for name, value in trainer.stages.state_dict().items():
             close(whole(value), want["state"][name], f"{where}, {name}", tolerance=2e-3)
 
 
@@ -186,22 +180,29 @@ def any_layout_reads_any_others_checkpoint(text: Path, scratch: Path) -> None:
         trainer = build(config, loader, folder, journal)
         trainer.train_step()
         wanted, at = everything(trainer), replace(trainer.progress)
-        trainer.checkpointer.start(trainer.model, trainer.optimizer, trainer.progress)
+        trainer.checkpointer.start(trainer.stages, trainer.optimizer, trainer.progress)
         trainer.train_step()  # while the save is in flight: it must not see these values
         trainer.checkpointer.wait(strict=True)
         for reader, other in configs.items():
             fresh = build(other, loader, folder, None)
             progress = load_newest(
-                folder, "full", {"model": "same"}, fresh.model, fresh.optimizer, fresh.checkpointer.group, None
+                folder, "full", {"model": "same"}, fresh.stages, fresh.optimizer, fresh.checkpointer.group, None
             )
             assert progress == at, f"{writer} -> {reader}"
             for name, value in everything(fresh).items():
                 assert torch.equal(value, wanted[name]), f"{writer} -> {reader}: {name}"
 
 
+def all_names(trainer: Trainer) -> set[str]:
+    """The parameters' names on all ranks together."""
+    names: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(names, [name for name, _ in trainer.stages.named_parameters()])
+    return {name for part in names for name in part}
+
+
 def everything(trainer: Trainer) -> dict[str, torch.Tensor]:
-    values = {name: whole(value) for name, value in trainer.model.state_dict().items()}
-    for name, moments in named_moments(trainer.model, trainer.optimizer).items():
+    values = {name: whole(value) for name, value in trainer.stages.state_dict().items()}
+    for name, moments in named_moments(trainer.stages.named_parameters(), trainer.optimizer).items():
         values |= {f"{name}/{key}": whole(value) for key, value in moments.items()}
     return values
 
@@ -214,7 +215,7 @@ def experts_equal_each_other_in_every_kernel(text: Path, scratch: Path) -> None:
     kernels: tuple[Kernel, ...] = ("padded_bmm", "loop")
     for kernel in kernels:
         trainer = build(config, loader, scratch / kernel, None)
-        for moe in trainer.model.moe_layers().values():
+        for moe in trainer.stages.moe_layers().values():
             moe.kernel = kernel
         same_steps(kernel, trainer, expected)
 
@@ -226,9 +227,9 @@ def bf16_computes_in_bf16_over_fp32_masters(text: Path, scratch: Path) -> None:
     config.precision = PrecisionConfig(name=Precision.bf16)
     trainer = build(config, loader, scratch / "bf16", None)
     dtypes = set()
-    for moe in trainer.model.moe_layers().values():
+    for moe in trainer.stages.moe_layers().values():
         moe.experts.register_forward_hook(lambda _module, _inputs, output: dtypes.add(output.dtype))
     for want in expected:
         assert abs(trainer.train_step().loss / want["loss"] - 1) < 0.01
     assert dtypes == {torch.bfloat16}
-    assert {value.dtype for value in trainer.model.state_dict().values()} == {torch.float32}
+    assert {value.dtype for value in trainer.stages.state_dict().values()} == {torch.float32}

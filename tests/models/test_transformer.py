@@ -70,7 +70,9 @@ def test_rotary_scores_depend_on_distance_only() -> None:
 def test_the_balancing_losses_reach_the_router_without_touching_the_output() -> None:
     quiet, loud = initial_values(model(), 0), initial_values(model(aux_loss_coef=0.5, z_loss_coef=0.1), 0)
     tokens = torch.arange(24).view(2, 12)
-    outputs = [net(tokens, 0.25) for net in (quiet, loud)]
+    for net in (quiet, loud):
+        net.loss_weight = 0.25
+    outputs = [net(tokens) for net in (quiet, loud)]
     assert torch.equal(*outputs)
     for output in outputs:
         output.square().mean().backward()
@@ -106,6 +108,7 @@ def test_initial_values_come_from_the_seed_and_each_parameters_name() -> None:
 def test_tied_embeddings_have_no_head_and_train_one_table() -> None:
     net = initial_values(model(tied_embeddings=True), 0)
     assert net.head is None
+    assert net.embed is not None
     net(torch.arange(8).view(1, 8)).square().mean().backward()
     assert net.embed.weight.grad is not None
     assert (net.embed.weight.grad.abs().sum(1) > 0).all(), "every row is an output, though few are inputs"
