@@ -114,8 +114,9 @@ def misplaced(sizes: Sizes, hosts: list[str]) -> str | None:
         for first in range(0, len(hosts), size):
             found = sorted(set(hosts[first : first + size]))
             if len(found) > 1:
+                placed = ", ".join(f"{hosts.count(host)} on {host}" for host in dict.fromkeys(hosts))
                 return (
-                    f"layout.{axis}={size} must lie inside a node, but ranks {first} to {first + size - 1} are on {', '.join(found)}; "
-                    f"Slurm placed {', '.join(f'{hosts.count(host)} on {host}' for host in dict.fromkeys(hosts))}"
+                    f"layout.{axis}={size} must lie inside a node, but ranks {first} to {first + size - 1} are on "
+                    f"{', '.join(found)}; Slurm placed {placed}"
                 )
     return None

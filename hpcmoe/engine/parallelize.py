@@ -27,7 +27,7 @@ from hpcmoe.models.moe import MoE, SwiGLU
 from hpcmoe.models.tensor_parallel import TensorParallel
 from hpcmoe.models.transformer import Transformer, init_std
 
-# Which dimension tp splits, by a parameter's last two names. Parameters that are not here (norms, routers, gates) are whole on all.
+# Which dimension tp splits, by a parameter's last two names. All ranks hold the others (norms, routers, gates) whole.
 SPLIT_ROWS = ("wq.weight", "wk.weight", "wv.weight", "wq.bias", "wk.bias", "wv.bias", "w1.weight", "w3.weight")
 SPLIT_COLUMNS = ("wo.weight", "w2.weight")
 SPLIT_VOCABULARY = ("embed.weight", "head.weight")
@@ -44,7 +44,7 @@ def parallelize(stages: Stages, meshes: Meshes, precision: PrecisionConfig) -> N
 
 
 def split_over_tp(part: Transformer, tp: DeviceMesh) -> None:
-    """Every parameter but the experts becomes a DTensor over tp, split or whole. Experts are spread over ep, tp ranks included."""
+    """Every parameter but the experts becomes a DTensor over tp, split or whole. Experts are spread over ep, tp ranks too."""
     if tp.size() == 1:
         return
     handle = TensorParallel(tp.get_group())
@@ -98,7 +98,7 @@ def shard(part: Transformer, meshes: Meshes, precision: PrecisionConfig, keep_ga
 
 
 def prefetch(part: Transformer) -> None:
-    """Each block gathers the next one's weights while it computes. Experts' routing waits for the GPU, so FSDP's own order is late."""
+    """Each block gathers the next one's weights while it computes: routing waits for the GPU, so FSDP's own order is late."""
     groups = [[block] + ([block.moe.experts] if isinstance(block.moe, MoE) else []) for block in part.layers.values()]
     for here, following in itertools.pairwise(groups):
         _fsdp(here[0]).set_modules_to_forward_prefetch([_fsdp(module) for module in following])

@@ -31,7 +31,7 @@ def load_newest(
     group: dist.ProcessGroup,
     journal: Journal | None,
 ) -> Progress | None:
-    """Continue ``stages`` and ``optimizer`` in place; None when no whole checkpoint is there (their values are then undefined)."""
+    """Continue ``stages`` and ``optimizer`` in place; None when no checkpoint is whole (their values are then undefined)."""
     steps: list[Any] = [manifest.published(checkpoints)]
     dist.broadcast_object_list(steps, src=0, group=group)
     for step in steps[0]:

@@ -100,9 +100,9 @@ class TensorParallel:
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """No gradient; along dim 1."""
-        out = x.new_empty(self.size, *x.shape)
+        out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
         dist.all_gather_into_tensor(out, x.contiguous(), group=self.group)
-        return out.transpose(0, 1).flatten(1, 2)
+        return out.unflatten(0, (self.size, -1)).transpose(0, 1).flatten(1, 2)
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
         """No gradient; along dim 1, whose size all ranks together divide."""
