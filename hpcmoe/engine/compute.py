@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from hpcmoe.engine.agreement import StepSums
 from hpcmoe.engine.optimizer import local_squared_norm
@@ -62,6 +64,29 @@ class OneStage:
             loss.add(self.model(inputs), targets)
 
 
+@torch.no_grad()
+def sum_over_tp(stages: Stages) -> None:
+    """Gradients of the parameters that all tp ranks hold whole (norms, routers, gates): each rank has a part. One all-reduce."""
+    group = stages.parts[0].tp.group
+    if group is None:
+        return
+    parts = [
+        parameter.grad.to_local()
+        for parameter in stages.parameters()
+        if isinstance(parameter.grad, DTensor) and whole_on_tp(parameter.grad)
+    ]
+    flat = torch.cat([part.flatten() for part in parts])
+    dist.all_reduce(flat, group=group)
+    torch._foreach_copy_(
+        parts, [new.view_as(part) for part, new in zip(parts, flat.split([p.numel() for p in parts]), strict=True)]
+    )
+
+
+def whole_on_tp(tensor: DTensor) -> bool:
+    names = tensor.device_mesh.mesh_dim_names or ()
+    return any(name == "tp" and placement.is_replicate() for name, placement in zip(names, tensor.placements, strict=True))
+
+
 class Compute:
     """The passes of this rank and what they tell. ``moe_layers``: how many the whole model has."""
 
@@ -74,6 +99,7 @@ class Compute:
         """Accumulates gradients over ``batches``, which are of one size on all ranks; this rank's share of the step's sums."""
         loss = LossSum(self.stages.parts[-1], self.device)
         self.passes.train([self._here(batch) for batch in batches], step_tokens, loss)
+        sum_over_tp(self.stages)
         share = batches[0][0].numel() / step_tokens
         counts_LE = torch.zeros(self._layers - self._first_moe, self._experts, dtype=torch.int64, device=self.device)
         aux = z = torch.zeros((), device=self.device)

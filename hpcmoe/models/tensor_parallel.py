@@ -13,18 +13,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial, Placement
+from torch.distributed.tensor import DTensor
 
 
 def local(parameter: torch.Tensor) -> torch.Tensor:
     """The part of a parameter that this rank computes with.
 
-    A parameter that all tp ranks hold whole meets different tokens or heads on each, so its gradients are parts of a sum.
+    What all tp ranks hold whole meets different tokens or heads on each: its gradients are parts of a sum, which
+    hpcmoe.engine.compute makes once a step.
     """
-    if not isinstance(parameter, DTensor):
-        return parameter
-    grads: list[Placement] = [Partial() if placement.is_replicate() else placement for placement in parameter.placements]
-    return parameter.to_local(grad_placements=grads)
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def linear(x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
