@@ -80,8 +80,9 @@ def progress(view: RunView) -> str:
     mfu_text = (
         f", MFU {100 * mfu:.1f} % ({last.get('flops_convention')}, peak {last.get('peak_tflops'):.3g} TFLOP/s)" if mfu else ""
     )
+    loss = "not finite" if last["loss"] is None else f"{last['loss']:.4f}"
     return (
-        f"step {last['step']} of {view.record.planned.get('steps')}: loss {last['loss']:.4f}, "
+        f"step {last['step']} of {view.record.planned.get('steps')}: loss {loss}, "
         f"{last.get('tokens_per_s', 0.0):.0f} tokens/s{mfu_text}"
     )
 

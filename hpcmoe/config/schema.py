@@ -74,6 +74,25 @@ class DataConfig:
 
 
 @dataclass
+class BatchWarmupConfig:
+    """The global batch grows from ``start_tokens`` to train.global_batch_tokens, in equal stairs."""
+
+    start_tokens: int | None = None  # the first steps' batch; null: no warm-up
+    increment_tokens: int | None = None  # height of a stair; null: start_tokens
+    tokens: int = 0  # the batch is whole once so many have been trained on
+
+
+@dataclass
+class SkipConfig:
+    """Which steps are not taken: their data is used up, weights and moments stay. What is not finite is never taken."""
+
+    spike_sigma: float = 0.0  # a loss or gradient norm so many deviations above the recent mean is a spike; 0: no such test
+    window: int = 128  # steps; the recent ones
+    most_in_a_row: int = 5  # one more ends the run; 0: the first ends it
+    most_in_window: int = 10  # of the recent steps; one more ends the run
+
+
+@dataclass
 class TrainConfig:
     """How long, on how much, from which seed."""
 
@@ -82,6 +101,16 @@ class TrainConfig:
     global_batch_tokens: int = MISSING  # tokens per optimizer step over all ranks
     seed: int = 0
     deterministic: bool = True
+    batch_warmup: BatchWarmupConfig = field(default_factory=BatchWarmupConfig)
+    skip: SkipConfig = field(default_factory=SkipConfig)
+
+
+@dataclass
+class EvaluationConfig:
+    """Loss on text that training never sees: ``batches`` global batches, spread over the corpus, the same for every seed."""
+
+    interval: int = 0  # steps between evaluations, and one after the last step; 0: none, and nothing is held out
+    batches: int = 4
 
 
 @dataclass
@@ -135,6 +164,21 @@ class ResilienceConfig:
     lift_hold: bool = True  # after a requeue, ask Slurm to start at once (the owner may)
     successor: bool = True  # where requeue is refused, submit a successor from inside the job
     kill_wait_s: int = 60  # srun --wait: seconds the other ranks get after the first one left
+    hang_timeout_s: float = 900.0  # without progress inside a step; then the attempt ends as hung and comes back; 0: never
+    hang_startup_timeout_s: float = 3600.0  # the same before the first step is done, and while a checkpoint is written
+    rendezvous_timeout_s: float = 600.0  # until all ranks have met
+    collective_timeout_s: float = 1800.0  # of one collective operation
+    flight_recorder: int = 2000  # last collectives that each rank remembers and writes down at a hang; 0: none
+
+
+@dataclass
+class ProfilerConfig:
+    """A window of steps whose operations are traced into the attempt's directory (Chrome's trace format, gzipped)."""
+
+    first_step: int | None = None  # null: no profile
+    steps: int = 3
+    ranks: list[int] = field(default_factory=lambda: [0])
+    max_mb: int = 256  # a larger trace file is deleted again
 
 
 @dataclass
@@ -143,6 +187,7 @@ class LoggingConfig:
 
     interval: int = 1  # steps between progress lines
     tensorboard: bool = True
+    profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
 
 
 @dataclass
@@ -159,6 +204,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     resilience: ResilienceConfig = field(default_factory=ResilienceConfig)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hpcmoe.config.choices import CHOICES, POSITIVE, ZERO_OR_MORE
-from hpcmoe.config.schema import Config, Precision
+from hpcmoe.config.schema import Config, Precision, TrainConfig
 from hpcmoe.errors import UserError, unknown_name
 
+MOST_PROFILED_STEPS = 20
 MICROBATCH_TOKENS = 8192  # per rank: enough to fill matmuls, small enough for activations of models that fit at all
 
 
@@ -23,7 +24,7 @@ def validate(config: Config) -> Config:
     Raises UserError that names the key, its value and what would be right, for the first thing that cannot be.
     """
     config = copy.deepcopy(config)
-    for check in (_names, _numbers, _model, _cluster, _precision, _parallel, _data, _schedule, _slurm):
+    for check in (_names, _numbers, _model, _cluster, _precision, _parallel, _data, _schedule, _features, _slurm):
         check(config)
     _resolve_layout(config)
     _resolve_batch(config)
@@ -140,6 +141,27 @@ def _schedule(config: Config) -> None:
         )
 
 
+def _features(config: Config) -> None:
+    warmup, whole = config.train.batch_warmup, config.train.global_batch_tokens
+    if warmup.start_tokens is not None:
+        where = f"train.batch_warmup.start_tokens={warmup.start_tokens}"
+        if warmup.start_tokens >= whole:
+            raise UserError(f"{where} must be below train.global_batch_tokens={whole}, to which the batch grows")
+        if not warmup.tokens:
+            raise UserError(f"{where} needs train.batch_warmup.tokens: how many tokens are trained on before the batch is whole")
+        stair = warmup.increment_tokens or warmup.start_tokens
+        if (whole - warmup.start_tokens) % stair:
+            raise UserError(
+                f"train.batch_warmup.increment_tokens={stair} (null: start_tokens) must divide "
+                f"train.global_batch_tokens - start_tokens = {whole - warmup.start_tokens}"
+            )
+    profiler = config.logging.profiler
+    if profiler.steps > MOST_PROFILED_STEPS:
+        raise UserError(f"logging.profiler.steps={profiler.steps} must be at most {MOST_PROFILED_STEPS}: traces grow with each")
+    if not profiler.ranks or not all(0 <= rank < config.world_size for rank in profiler.ranks):
+        raise UserError(f"logging.profiler.ranks={profiler.ranks} must be ranks of this run, 0 to {config.world_size - 1}")
+
+
 def _slurm(config: Config) -> None:
     time, lead = config.slurm.time, config.resilience.stop_lead_s
     if time is None:
@@ -199,6 +221,8 @@ def _resolve_batch(config: Config) -> None:
             f"x {ranks} data-parallel ranks = {unit}; {_multiples(train.global_batch_tokens, unit)}"
         )
     sequences = train.global_batch_tokens // unit
+    if train.batch_warmup.start_tokens is not None:
+        sequences = _warmup_sequences(train, unit)
     if layout.microbatch is None:
         layout.microbatch = max(size for size in _divisors(sequences) if size == 1 or size * train.seq_len <= MICROBATCH_TOKENS)
     if sequences % layout.microbatch:
@@ -206,6 +230,20 @@ def _resolve_batch(config: Config) -> None:
             f"layout.microbatch={layout.microbatch} must divide the {sequences} sequences a rank trains on per step; "
             f"{_near(layout.microbatch, sequences)}"
         )
+
+
+def _warmup_sequences(train: TrainConfig, unit: int) -> int:
+    """The largest number of sequences that divides a rank's share of every batch on the way to the whole one."""
+    warmup = train.batch_warmup
+    assert warmup.start_tokens is not None
+    for name in ("start_tokens", "increment_tokens"):
+        tokens = getattr(warmup, name)
+        if tokens is not None and tokens % unit:
+            raise UserError(
+                f"train.batch_warmup.{name}={tokens} must be a multiple of train.seq_len={train.seq_len} x "
+                f"{unit // train.seq_len} data-parallel ranks = {unit}; {_multiples(tokens, unit)}"
+            )
+    return math.gcd(train.global_batch_tokens, warmup.start_tokens, warmup.increment_tokens or 0) // unit
 
 
 def _divisors(number: int) -> Iterator[int]:

@@ -1,6 +1,7 @@
 """The step's one collective: everything that all ranks must agree on, as one sum of a small fp64 vector.
 
-Losses, counts, the gradient norm, and whether anyone was asked to stop or save. Not for deciding (the trainer does).
+Losses, counts, the gradient norm, and whether anyone was asked to stop or save; what is not finite on one rank is so for all.
+Evaluation has a smaller one of its own, a batch. Not for deciding (the trainer does).
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+
+from hpcmoe.engine.stop import Asked
+from hpcmoe.engine.verdict import Source
 
 
 @dataclass
@@ -37,6 +41,24 @@ class Agreed:
     control_stop: bool
     control_save: bool
 
+    @property
+    def stop(self) -> Source | None:
+        return _source(self.signal, self.control_stop)
+
+
+@dataclass(frozen=True)
+class AgreedEvaluation:
+    """The same on every rank."""
+
+    loss_sum: float
+    tokens: int
+    stop: Source | None
+
+
+def _source(signal: bool, control: bool) -> Source | None:
+    """A person's word weighs more: such a run stays stopped."""
+    return "control" if control else "signal" if signal else None
+
 
 def reduce_step(sums: StepSums, signal: bool, control_stop: bool, control_save: bool) -> Agreed:
     """All-reduce over the world; one host sync."""
@@ -60,8 +82,18 @@ def reduce_step(sums: StepSums, signal: bool, control_stop: bool, control_save: 
     )
 
 
-def any_rank(flag: bool, device: torch.device) -> bool:
-    """Whether ``flag`` holds on any rank. For start-up only: in training it rides in ``reduce_step``."""
-    tensor = torch.tensor([float(flag)], device=device)
-    dist.all_reduce(tensor)
-    return bool(tensor.item() > 0)
+def reduce_evaluation(loss_sum: torch.Tensor, tokens: int, asked: Asked) -> AgreedEvaluation:
+    """All-reduce over the world of one batch's sums; one host sync."""
+    flags = torch.tensor([tokens, asked.signal, asked.control], dtype=torch.float64).to(loss_sum.device)
+    vector = torch.cat((loss_sum.double().reshape(1), flags))
+    dist.all_reduce(vector)
+    total, count, signals, stops = vector.tolist()
+    return AgreedEvaluation(total, int(count), _source(signals > 0, stops > 0))
+
+
+def agree_on_stop(asked: Asked, device: torch.device) -> Source | None:
+    """Whether anyone was asked to stop. For start-up only: in training it rides in ``reduce_step``."""
+    flags = torch.tensor([asked.signal, asked.control], dtype=torch.float64).to(device)
+    dist.all_reduce(flags)
+    signals, stops = flags.tolist()
+    return _source(signals > 0, stops > 0)

@@ -38,6 +38,9 @@ class Progress:
     tokens: int = 0
     position: int = 0  # samples consumed
     corpus: str = ""  # its fingerprint
+    held_out: int = 0  # sequences of it that are kept for evaluation
+    skipped: int = 0  # steps that were not taken
+    callbacks: str = "{}"  # their states by name, as JSON: floats come back with the same bits
 
 
 def collect_state(stages: Stages, optimizer: torch.optim.Optimizer, progress: Progress) -> dict[str, Any]:
@@ -145,7 +148,8 @@ class Checkpointer:
             records = [record for part in gathered for record in part]
             try:
                 whole(dcp.FileSystemReader(tmp))
-                manifest.publish(self.checkpoints, step, self.attempt, records, self.facts | state["progress"])
+                told = {name: value for name, value in state["progress"].items() if name != "callbacks"}
+                manifest.publish(self.checkpoints, step, self.attempt, records, self.facts | told)
             except OSError as error:
                 outcome = [str(error)]
             else:

@@ -21,6 +21,7 @@ from hpcmoe.data.corpus import Corpus, load_corpus
 from hpcmoe.data.loader import Loader
 from hpcmoe.engine import manifest
 from hpcmoe.engine.build import build
+from hpcmoe.engine.callbacks.build import build_callbacks
 from hpcmoe.engine.checkpoint import Checkpointer, Progress
 from hpcmoe.engine.launch import Launch, check_world, read_launch
 from hpcmoe.engine.mesh import join_world, misplaced, pick_device
@@ -92,7 +93,8 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
     clock.mark("rendezvous")
 
     corpus = load_corpus(config.data)
-    loader = Loader(corpus, config.train.seq_len, config.train.seed)
+    held_out = config.evaluation.batches * sizes.global_batch if config.evaluation.interval else 0
+    loader = Loader(corpus, config.train.seq_len, config.train.seed, held_out)
     clock.mark("corpus")
 
     seed_everything(config.train.seed, launch.rank)
@@ -109,9 +111,9 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
     if progress is None:
         init_weights(stages, config.train.seed)  # again: a checkpoint that failed half-way may have been loaded
         optimizer.state.clear()
-        progress = Progress(corpus=corpus.fingerprint)
+        progress = Progress(corpus=corpus.fingerprint, held_out=held_out)
     else:
-        _same_corpus_as_before(progress, corpus)
+        _same_corpus_as_before(progress, corpus, held_out)
         checkpointer.saved_step = progress.step
     if launch.rank == 0:
         manifest.sweep_scraps(run.checkpoints, launch.attempt)
@@ -119,24 +121,27 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
 
     peak = find_peak(config, device, launch.local_world_size)
     clock.mark("peak")
-    lead = None
+    lead = control = None
     if journal is not None:
+        control = ControlFiles(run.control, run.notice(launch.attempt))
         for line in _banner(config, sizes, device, corpus, peak, progress):
             print(line, flush=True)
         tensorboard = run.tensorboard if config.logging.tensorboard else None
         reporter = Reporter(run.metrics, tensorboard, progress.step + 1, config.train.steps, config.logging.interval, peak)
-        lead = Lead(journal, ControlFiles(run.control, run.notice(launch.attempt)), reporter)
+        lead = Lead(journal, control, reporter)
 
     def first_step(step: int) -> None:
         clock.mark("first_step")
         if journal is not None:
             journal.append("first_step", step=step, startup=clock.parts)
 
+    data_rank = built.meshes.data_rank()
+    callbacks = build_callbacks(config, sizes, data_rank, device, built.compute, loader, checkpointer, signals, control, journal)
     trainer = Trainer(
         config=config,
         sizes=sizes,
         attempt=launch.attempt,
-        data_rank=built.meshes.data_rank(),
+        data_rank=data_rank,
         device=device,
         stages=stages,
         compute=built.compute,
@@ -148,6 +153,7 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
         peak=peak,
         lead=lead,
         on_first_step=first_step,
+        callbacks=callbacks,
     )
     outcome = trainer.run()
     if lead is not None:
@@ -198,11 +204,16 @@ def _same_corpus_everywhere(corpus: Corpus, group: dist.ProcessGroup) -> None:
         )
 
 
-def _same_corpus_as_before(progress: Progress, corpus: Corpus) -> None:
+def _same_corpus_as_before(progress: Progress, corpus: Corpus, held_out: int) -> None:
     if progress.corpus != corpus.fingerprint:
         raise UserError(
             f"the checkpoint of step {progress.step} was trained on a corpus with fingerprint {progress.corpus[:12]}, "
             f"this one has {corpus.fingerprint[:12]} ({corpus.description}); resume with the same Python or the same files"
+        )
+    if progress.held_out != held_out:
+        raise UserError(
+            f"the checkpoint of step {progress.step} held out {progress.held_out} sequences, config.yaml holds out "
+            f"{held_out}: evaluation.batches, and whether evaluation.interval is 0, stay as they were when the run began"
         )
 
 

@@ -1,4 +1,4 @@
-"""What rank 0 says about each step: a line in metrics.jsonl, TensorBoard scalars, a progress line for people.
+"""What rank 0 says about steps and evaluations: a line in metrics.jsonl, TensorBoard scalars, a progress line for people.
 
 Reads figures, decides nothing; losses never depend on it.
 """
@@ -6,24 +6,38 @@ Reads figures, decides nothing; losses never depend on it.
 from __future__ import annotations
 
 import json
+import math
 import os
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hpcmoe.config.schema import Config
+from hpcmoe.engine.agreement import Agreed
+from hpcmoe.engine.callbacks.callback import Evaluated
+from hpcmoe.engine.checkpoint import Progress
 from hpcmoe.engine.peak import Peak
+from hpcmoe.engine.schedule import learning_rate
+from hpcmoe.models.accounting import Convention, flops_per_token
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
+CONVENTION: Convention = "titan"
+
+
 @dataclass(frozen=True)
 class StepFigures:
-    """One line of metrics.jsonl. Floats are written so that reading gives the same bits back."""
+    """One line of metrics.jsonl. Floats are written so that reading gives the same bits back; null: not finite."""
 
     step: int
     loss: float  # mean cross entropy of the step's tokens, nats
     tokens: int  # since the run began
+    batch_tokens: int  # of this step
+    skipped: str | None  # why weights and moments stayed as they were; None: they did not
+    skipped_steps: int  # since the run began
     grad_norm: float  # before clipping
     lr: float
     tokens_per_s: float  # all ranks
@@ -37,6 +51,39 @@ class StepFigures:
     seconds: float
     attempt: str
     t: float  # epoch seconds
+    eval_step: int | None = None  # an evaluation since the line before this one: after which step it was,
+    eval_loss: float | None = None  # and the mean cross entropy of the held-out tokens, nats
+
+
+def figures_of(
+    config: Config, peak: Peak, attempt: str, progress: Progress, agreed: Agreed, seconds: float, skipped: str | None
+) -> StepFigures:
+    """The step that ``progress`` has just counted; it took ``seconds``."""
+    rate = agreed.tokens / seconds
+    flops = flops_per_token(config.model, config.train.seq_len, CONVENTION) * rate
+    layers, _ = agreed.counts_LE.shape
+    balance = (agreed.counts_LE.amax(-1) / agreed.counts_LE.mean(-1)).max().item() if layers else 1.0
+    return StepFigures(
+        step=progress.step,
+        loss=agreed.loss,
+        tokens=progress.tokens,
+        batch_tokens=agreed.tokens,
+        skipped=skipped,
+        skipped_steps=progress.skipped,
+        grad_norm=agreed.grad_norm,
+        lr=learning_rate(progress.step, config.train.steps, config.optim),
+        tokens_per_s=rate,
+        mfu=None if peak.tflops is None else flops / (peak.tflops * 1e12),
+        flops_convention=CONVENTION,
+        peak_tflops=peak.tflops,
+        precision=peak.precision,
+        aux_loss=agreed.aux / max(1, layers),
+        z_loss=agreed.z / max(1, layers),
+        expert_max_over_mean=balance,
+        seconds=seconds,
+        attempt=attempt,
+        t=time.time(),
+    )
 
 
 class Reporter:
@@ -47,38 +94,67 @@ class Reporter:
         self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"  # an earlier attempt was killed inside its line
         self._tensorboard, self._first_step = tensorboard, first_step
         self._writer: SummaryWriter | None = None
+        self._evaluated: Evaluated | None = None  # and not written yet
         self._pace: float | None = None  # seconds a step, smoothed; the first step, which warms up, does not count
 
     def step(self, figures: StepFigures) -> None:
-        line = json.dumps(asdict(figures)) + "\n"
-        os.write(self._fd, (("\n" if self._torn else "") + line).encode())
-        self._torn = False
+        if self._evaluated is not None:
+            figures = replace(figures, eval_step=self._evaluated.step, eval_loss=self._evaluated.loss)
+            self._evaluated = None
+        self._line(asdict(figures))
         if figures.step > self._first_step:
             self._pace = figures.seconds if self._pace is None else 0.9 * self._pace + 0.1 * figures.seconds
-        if figures.step % self.interval == 0 or figures.step == self.steps:
+        if figures.step % self.interval == 0 or figures.step == self.steps or figures.skipped:
             print(self._progress(figures), flush=True)
-        if self._tensorboard is not None:
-            self._scalars(figures)
+        names = (
+            "loss",
+            "grad_norm",
+            "lr",
+            "tokens_per_s",
+            "mfu",
+            "aux_loss",
+            "expert_max_over_mean",
+            "batch_tokens",
+            "skipped_steps",
+        )
+        self._scalars({f"train/{name}": getattr(figures, name) for name in names}, figures.step, figures.t)
+
+    def evaluation(self, result: Evaluated) -> None:
+        """Told at once; written with the line of the step that is reported next: readers of that file find steps only."""
+        self._evaluated = result
+        print(
+            f"evaluation after step {result.step} · loss {result.loss:.4f} · {quantity(result.tokens)} tokens, held out · "
+            f"{duration(result.seconds)}",
+            flush=True,
+        )
+        self._scalars({"eval/loss": result.loss}, result.step, time.time())
+
+    def _line(self, values: dict[str, Any]) -> None:
+        """One write; JSON has no infinity and no NaN."""
+        known = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()}
+        os.write(self._fd, (("\n" if self._torn else "") + json.dumps(known, allow_nan=False) + "\n").encode())
+        self._torn = False
 
     def _progress(self, f: StepFigures) -> str:
         mfu = "MFU unknown" if f.mfu is None else f"MFU {100 * f.mfu:.1f} % ({f.flops_convention}, {self.peak})"
         left = duration((self.steps - f.step) * (self._pace or f.seconds))
+        skipped = f" · SKIPPED: {f.skipped} ({f.skipped_steps} so far)" if f.skipped else ""
         return (
             f"step {f.step}/{self.steps} · loss {f.loss:.4f} · {quantity(f.tokens_per_s)} tokens/s · {mfu} · "
-            f"experts max/mean {f.expert_max_over_mean:.2f} · grad {f.grad_norm:.2f} · {left} left"
+            f"experts max/mean {f.expert_max_over_mean:.2f} · grad {f.grad_norm:.2f} · {left} left{skipped}"
         )
 
-    def _scalars(self, f: StepFigures) -> None:
-        assert self._tensorboard is not None
+    def _scalars(self, values: dict[str, float | None], step: int, walltime: float) -> None:
+        if self._tensorboard is None:
+            return
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter  # a second of imports, only where it is used
 
             # steps that are redone after a resume replace the earlier attempt's
             self._writer = SummaryWriter(str(self._tensorboard), purge_step=self._first_step, flush_secs=30)
-        for name in ("loss", "grad_norm", "lr", "tokens_per_s", "mfu", "aux_loss", "expert_max_over_mean"):
-            value = getattr(f, name)
+        for name, value in values.items():
             if value is not None:
-                self._writer.add_scalar(f"train/{name}", value, f.step, walltime=f.t)
+                self._writer.add_scalar(name, value, step, walltime=walltime)
 
     def close(self) -> None:
         if self._writer is not None:

@@ -71,7 +71,9 @@ def _agreed_damage(directory: Path, full: bool, facts: dict[str, Any], group: di
 def _load(directory: Path, stages: Stages, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> Progress:
     reader = dcp.FileSystemReader(directory)
     state = collect_state(stages, optimizer, Progress())
-    if f"rng.{dist.get_rank()}" not in reader.read_metadata().state_dict_metadata:
+    held = reader.read_metadata().state_dict_metadata
+    state["progress"] = {name: value for name, value in state["progress"].items() if f"progress.{name}" in held}
+    if f"rng.{dist.get_rank()}" not in held:
         state.pop("rng")  # written by fewer ranks: this one keeps the state it was seeded with
     dcp.load(state, storage_reader=reader, process_group=group)  # into the live tensors, all of them
     if "rng" in state:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -45,3 +46,18 @@ class ControlFiles:
 
     def save_done(self) -> None:
         self.save_file.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one rank knows of a stop request."""
+
+    signal: bool  # by a signal here or, on rank 0, to the batch shell
+    control: bool  # by a person; rank 0 only
+
+
+def asked_to_stop(signals: StopSignals, control: ControlFiles | None) -> Asked:
+    """``control``: rank 0's. Two file look-ups there, none elsewhere."""
+    if control is None:
+        return Asked(bool(signals.heard), False)
+    return Asked(bool(signals.heard) or control.noticed(), control.stop_asked())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hpcmoe.config.model_schema import ModelConfig
 from hpcmoe.config.schema import Config, Precision
 from hpcmoe.data.tokenizer import check_vocabulary
+from hpcmoe.engine.schedule import batch_stairs
 from hpcmoe.errors import UserError
 from hpcmoe.models.partition import chunks, schedule_violation
 from hpcmoe.models.support import check_model, shared_width
@@ -98,12 +99,28 @@ def layout_violation(model: ModelConfig, seq_len: int, sizes: Sizes) -> str | No
     return schedule_violation(sizes.schedule, sizes.pp, sizes.global_batch // sizes.data_ranks // sizes.microbatch)
 
 
+def _warmup_violation(config: Config, sizes: Sizes) -> str | None:
+    """What makes a batch smaller than the whole one impossible; None when each can be trained on."""
+    unit = config.train.seq_len * sizes.data_ranks * sizes.microbatch
+    for tokens in batch_stairs(config.train)[:-1]:
+        microbatches, rest = divmod(tokens, unit)
+        if rest:
+            return f"train.batch_warmup: a batch of {tokens} tokens is not a multiple of ranks x microbatch x seq_len = {unit}"
+        problem = schedule_violation(sizes.schedule, sizes.pp, microbatches)
+        if problem is not None:
+            return f"train.batch_warmup: a batch of {tokens} tokens: {problem}"
+    return None
+
+
 def check_engine(config: Config) -> Sizes:
     """Raise UserError for what this engine cannot run; the layout's sizes otherwise."""
     check_model(config.model)
     check_vocabulary(config.data.tokenizer, config.model.vocab_size)
     sizes = resolve_sizes(config)
     problem = layout_violation(config.model, config.train.seq_len, sizes)
+    if problem is not None:
+        raise UserError(problem)
+    problem = _warmup_violation(config, sizes)
     if problem is not None:
         raise UserError(problem)
     if config.layout.recompute != "none":

@@ -1,35 +1,34 @@
-"""The training loop: step, agree, update, save, leave. What a step means is here; files and lines are other modules' work.
+"""The training loop: step, agree, update, save, leave. What a step means is here; files, lines and features are others' work.
 
 Shapes: L MoE layers, E experts. All ranks take the same decisions from the same reduced figures.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from hpcmoe.config.schema import Config
 from hpcmoe.data.loader import Loader
-from hpcmoe.engine.agreement import Agreed, StepSums, any_rank, reduce_step
+from hpcmoe.engine.agreement import Agreed, StepSums, agree_on_stop, reduce_step
+from hpcmoe.engine.callbacks.callback import Callback, Phase, Told
 from hpcmoe.engine.checkpoint import Checkpointer, Progress
 from hpcmoe.engine.compute import Compute
 from hpcmoe.engine.optimizer import clip_gradients
 from hpcmoe.engine.peak import Peak
-from hpcmoe.engine.report import Reporter, StepFigures
-from hpcmoe.engine.schedule import learning_rate
+from hpcmoe.engine.report import Reporter, StepFigures, figures_of
+from hpcmoe.engine.schedule import batch_tokens, learning_rate
 from hpcmoe.engine.stages import Stages
-from hpcmoe.engine.stop import ControlFiles, StopSignals
+from hpcmoe.engine.stop import ControlFiles, StopSignals, asked_to_stop
 from hpcmoe.engine.support import Sizes
 from hpcmoe.engine.verdict import Source, Word
 from hpcmoe.errors import UserError
-from hpcmoe.models.accounting import Convention, flops_per_token
 from hpcmoe.runs.journal import Journal
-
-CONVENTION: Convention = "titan"
 
 
 @dataclass(frozen=True)
@@ -65,76 +64,133 @@ class Trainer:
     peak: Peak
     lead: Lead | None  # rank 0 only
     on_first_step: Callable[[int], None] = lambda step: None
+    callbacks: Sequence[Callback] = ()
     _honouring_save: bool = field(default=False, init=False)
+    _skipped: str | None = field(default=None, init=False)  # why the newest step was not taken
+    _clock: float = field(default=0.0, init=False)  # when the running step began
 
     def run(self) -> Outcome:
         """Train to the last step, or until all ranks agree to leave. Returns when everything is durable."""
         steps = self.config.train.steps
-        early = self._asked_before_training()
-        if early is not None and self.progress.step < steps:
-            return self._leave(early)
+        self._restore_callbacks()
+        if self.progress.step < steps:
+            stop = self._asked_before_training()
+            if stop is not None:
+                return self._leave(stop)
         self.stages.train()
-        clock, first = time.monotonic(), True
+        self._clock, first = time.monotonic(), True
         while self.progress.step < steps:
             agreed = self.train_step()
-            if self.lead is not None:
-                clock = self._report(self.lead.reporter, agreed, clock)
+            seconds = time.monotonic() - self._clock
+            self._clock += seconds
             if first:
                 self.on_first_step(self.progress.step)
                 first = False
-            if self.progress.step < steps and (agreed.control_stop or agreed.signal):
-                return self._leave("control" if agreed.control_stop else "signal")
+            stop = self._after_step(agreed)
+            if self.lead is not None:
+                self.lead.reporter.step(self._figures(agreed, seconds))
+            if self.progress.step < steps and stop is not None:
+                return self._leave(stop)
             self._maybe_save(agreed.control_save)
-        begun = time.monotonic()
-        self.checkpointer.save_durably(self.stages, self.optimizer, self.progress)
-        if self.lead is not None:
-            self.lead.control.save_done()
-            self._journal_left("completed", time.monotonic() - begun)
-        return Outcome("completed", self.progress.step)
+        return self._leave(None)
 
     def train_step(self) -> Agreed:
-        """One optimizer step over the global batch. Raises UserError if the loss or the gradient is not finite, on all ranks."""
-        agreed = self._agree(self._forward_backward())
+        """One optimizer step over the global batch, or none where all ranks see a reason to skip it.
+
+        Raises UserError, on all ranks, if too many are skipped, or if one must be and no callback is there to decide it.
+        """
         step = self.progress.step + 1
+        for callback in self.callbacks:
+            callback.before_step(step)
+        sequences = batch_tokens(self.progress.tokens, self.config.train) // self.config.train.seq_len
+        agreed = self._agree(self._forward_backward(sequences))
+        self._skipped = self._reason_to_skip(step, agreed)
+        if self._skipped is None:
+            self._update(step, agreed)
+        else:
+            self.progress.skipped += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        self.progress.step = step
+        self.progress.tokens += agreed.tokens
+        self.progress.position += sequences
+        return agreed
+
+    def _forward_backward(self, sequences: int) -> StepSums:
+        """This rank's microbatches of a batch of ``sequences``; gradients are those of the mean over its tokens."""
+        sizes = self.sizes
+        self._entering("data")
+        batches = self.loader.microbatches(self.progress.position, sequences, self.data_rank, sizes.data_ranks, sizes.microbatch)
+        here = list(batches)
+        self._entering("compute")
+        return self.compute.train(here, sequences * self.config.train.seq_len)
+
+    def _agree(self, sums: StepSums) -> Agreed:
+        """Signals and control files are looked at here, once a step, as late as the reduction allows."""
+        self._entering("agree")
+        asked = asked_to_stop(self.signals, self._control())
+        save = self.lead is not None and not self._honouring_save and self.lead.control.save_asked()
+        return reduce_step(sums, signal=asked.signal, control_stop=asked.control, control_save=save)
+
+    def _reason_to_skip(self, step: int, agreed: Agreed) -> str | None:
+        """The first reason that a callback has. What is not finite never gets into the weights, whoever is there."""
+        for callback in self.callbacks:
+            reason = callback.reason_to_skip(step, agreed)
+            if reason is not None:
+                return reason
         if not (math.isfinite(agreed.loss) and math.isfinite(agreed.grad_norm)):
-            raise UserError(
-                f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}: not finite; the last checkpoint is of step "
-                f"{self.checkpointer.saved_step or 0}. Lower optim.lr (now {self.config.optim.lr}) or clip (optim.clip_norm)"
-            )
+            raise UserError(f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}: not finite")
+        return None
+
+    def _update(self, step: int, agreed: Agreed) -> None:
+        self._entering("update")
         clip_gradients(self.stages.parameters(), agreed.grad_norm, self.config.optim.clip_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, self.config.train.steps, self.config.optim)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
         for layer, moe in self.stages.moe_layers().items():
             moe.router.update_balance(agreed.counts_LE[layer - self.config.model.first_dense_layers].to(self.device))
-        self.progress.step = step
-        self.progress.tokens += agreed.tokens
-        self.progress.position += self.sizes.global_batch
-        return agreed
 
-    def _forward_backward(self) -> StepSums:
-        """This rank's microbatches; gradients are those of the mean over the global batch's tokens."""
-        sizes = self.sizes
-        batches = self.loader.microbatches(
-            self.progress.position, sizes.global_batch, self.data_rank, sizes.data_ranks, sizes.microbatch
-        )
-        return self.compute.train(list(batches), sizes.global_batch * self.config.train.seq_len)
+    def _control(self) -> ControlFiles | None:
+        return self.lead.control if self.lead is not None else None
 
-    def _agree(self, sums: StepSums) -> Agreed:
-        """Signals and control files are looked at here, once a step, as late as the reduction allows."""
-        stop = save = notice = False
-        if self.lead is not None:
-            stop, notice = self.lead.control.stop_asked(), self.lead.control.noticed()
-            save = not self._honouring_save and self.lead.control.save_asked()
-        return reduce_step(sums, signal=bool(self.signals.heard) or notice, control_stop=stop, control_save=save)
+    def _entering(self, phase: Phase) -> None:
+        for callback in self.callbacks:
+            callback.entering(self.progress.step + 1, phase)
 
     def _asked_before_training(self) -> Source | None:
-        control = self.lead is not None and self.lead.control.stop_asked()
-        if any_rank(control, self.device):
-            return "control"
-        notice = self.lead is not None and self.lead.control.noticed()
-        return "signal" if any_rank(bool(self.signals.heard) or notice, self.device) else None
+        stop = agree_on_stop(asked_to_stop(self.signals, self._control()), self.device)
+        if stop is not None:
+            return stop
+        return self._hear([callback.before_training(self.progress.step) for callback in self.callbacks])
+
+    def _after_step(self, agreed: Agreed) -> Source | None:
+        step = self.progress.step
+        heard = self._hear([callback.after_step(step, agreed, self._skipped) for callback in self.callbacks])
+        return agreed.stop or heard
+
+    def _hear(self, told: list[Told]) -> Source | None:
+        """Pass on what callbacks have found; the first stop request that one of them heard."""
+        for result in (one.evaluated for one in told):
+            if result is None:
+                continue
+            for callback in self.callbacks:
+                callback.evaluated(result)
+            if self.lead is not None:
+                self.lead.reporter.evaluation(result)
+            self._clock += result.seconds  # no step's time
+        return next((one.stop for one in told if one.stop is not None), None)
+
+    def _restore_callbacks(self) -> None:
+        states = json.loads(self.progress.callbacks)
+        for callback in self.callbacks:
+            if callback.name in states:
+                callback.restore(states[callback.name])
+
+    def _snapshot(self) -> Progress:
+        """How far training is, with what the callbacks must know to go on from here."""
+        states = {callback.name: callback.state() for callback in self.callbacks}
+        self.progress.callbacks = json.dumps({name: state for name, state in states.items() if state is not None})
+        return self.progress
 
     def _maybe_save(self, asked: bool) -> None:
         interval, step = self.config.checkpoint.interval, self.progress.step
@@ -143,51 +199,30 @@ class Trainer:
             self.lead.control.save_done()
             self._honouring_save = False
         if step < self.config.train.steps and (asked or (interval and step % interval == 0)):
-            self.checkpointer.start(self.stages, self.optimizer, self.progress)
+            self._entering("save")
+            self.checkpointer.start(self.stages, self.optimizer, self._snapshot())
             self._honouring_save = self._honouring_save or asked
 
-    def _leave(self, source: Source) -> Outcome:
-        """Save unless nothing is new, and only then say so."""
-        if self.lead is not None:
-            self.lead.journal.append("stop_requested", step=self.progress.step, source=source)
-            print(f"asked to stop by {source}: saving step {self.progress.step}", flush=True)
+    def _leave(self, source: Source | None) -> Outcome:
+        """Save unless nothing is new, and only then say so. ``source``: who asked to stop; None: training is complete."""
+        step = self.progress.step
+        if self.lead is not None and source is not None:
+            self.lead.journal.append("stop_requested", step=step, source=source)
+            print(f"asked to stop by {source}: saving step {step}", flush=True)
+        for callback in self.callbacks:
+            callback.before_leaving(step, source)
+        self._entering("save")
         begun = time.monotonic()
-        if self.progress.step > 0:
-            self.checkpointer.save_durably(self.stages, self.optimizer, self.progress)
-        verdict: Word = "stopped" if source == "control" else "leave"
+        if step > 0:
+            self.checkpointer.save_durably(self.stages, self.optimizer, self._snapshot())
+        verdict: Word = "completed" if source is None else "stopped" if source == "control" else "leave"
         if self.lead is not None:
-            self._journal_left(verdict, time.monotonic() - begun)
-        return Outcome(verdict, self.progress.step, source)
+            if source is None:
+                self.lead.control.save_done()
+            self.lead.journal.append("left", step=step, verdict=verdict, save_s=round(time.monotonic() - begun, 4))
+        for callback in self.callbacks:
+            callback.close()
+        return Outcome(verdict, step, source)
 
-    def _journal_left(self, verdict: Word, seconds: float) -> None:
-        assert self.lead is not None
-        self.lead.journal.append("left", step=self.progress.step, verdict=verdict, save_s=round(seconds, 4))
-
-    def _report(self, reporter: Reporter, agreed: Agreed, clock: float) -> float:
-        now = time.monotonic()
-        seconds = now - clock
-        rate = agreed.tokens / seconds
-        flops = flops_per_token(self.config.model, self.config.train.seq_len, CONVENTION) * rate
-        layers, _ = agreed.counts_LE.shape
-        balance = (agreed.counts_LE.amax(-1) / agreed.counts_LE.mean(-1)).max().item() if layers else 1.0
-        reporter.step(
-            StepFigures(
-                step=self.progress.step,
-                loss=agreed.loss,
-                tokens=self.progress.tokens,
-                grad_norm=agreed.grad_norm,
-                lr=self.optimizer.param_groups[0]["lr"],
-                tokens_per_s=rate,
-                mfu=None if self.peak.tflops is None else flops / (self.peak.tflops * 1e12),
-                flops_convention=CONVENTION,
-                peak_tflops=self.peak.tflops,
-                precision=self.peak.precision,
-                aux_loss=agreed.aux / max(1, layers),
-                z_loss=agreed.z / max(1, layers),
-                expert_max_over_mean=balance,
-                seconds=seconds,
-                attempt=self.attempt,
-                t=time.time(),
-            )
-        )
-        return now
+    def _figures(self, agreed: Agreed, seconds: float) -> StepFigures:
+        return figures_of(self.config, self.peak, self.attempt, self.progress, agreed, seconds, self._skipped)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcmoe.config.schema import CheckpointConfig, Config, OptimConfig
+from hpcmoe.config.schema import CheckpointConfig, Config, OptimConfig, SkipConfig, TrainConfig
 from hpcmoe.engine.manifest import checkpoint_name, published
 from hpcmoe.runs.rundir import RunDir
 from tests.engine.ranks import Attempt, events, make_run, small_config, write_text
@@ -197,15 +197,22 @@ def test_a_wrong_number_of_ranks_is_one_clear_error_before_training(text: Path, 
     assert "laid out for 4" in verdict["reason"]
 
 
-def test_a_loss_that_is_not_finite_fails_on_all_ranks_with_its_step(text: Path, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", config(text, optim=OptimConfig(lr=1e30, clip_norm=0.0)))
+def test_losses_that_stay_not_finite_fail_on_all_ranks_with_their_step(text: Path, tmp_path: Path) -> None:
+    train = TrainConfig(steps=STEPS, seq_len=32, global_batch_tokens=256, seed=3, skip=SkipConfig(most_in_a_row=2))
+    run = make_run(tmp_path / "run", config(text, optim=OptimConfig(lr=1e30, clip_norm=0.0), train=train))
     attempt = Attempt(run, "job.0", WORLD)
     assert attempt.finish() == [2, 2], attempt.log()
     verdict = attempt.verdict()
     assert verdict is not None
     assert verdict["verdict"] == "failed"
-    assert verdict["reason"].startswith("step 2: loss ")
-    assert "gradient norm nan: not finite; the last checkpoint is of step 0" in verdict["reason"]
+    assert verdict["reason"].startswith("step 4: loss ")
+    assert "gradient norm nan: not finite; the last checkpoint is of step 0. Skipped before it: 2 steps" in verdict["reason"]
+    assert [(event["step"], event["reason"]) for event in events(run, "step_skipped")] == [(2, "not finite"), (3, "not finite")]
+    assert [(line["step"], line["skipped"], line["skipped_steps"]) for line in metrics(run)] == [
+        (1, None, 0),
+        (2, "not finite", 1),
+        (3, "not finite", 2),
+    ]
 
 
 def test_another_corpus_at_resume_is_refused(untouched: RunDir, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_a_world_of_another_size_is_refused() -> None:
             {"layout": LayoutConfig(ep=1, dp_shard=4, microbatch=3)},
             "must be a multiple of 4 data-parallel ranks x layout.microbatch=3",
         ),
-        ({"layout": LayoutConfig(ep=1, dp_shard=2, tp=2, microbatch=1)}, "this engine trains with tp=1 and pp=1"),
+        ({"layout": LayoutConfig(ep=1, dp_shard=1, tp=4, microbatch=1)}, "layout.tp=4 does not divide model.kv_heads=2"),
         ({"layout": LayoutConfig(ep=1, dp_shard=4, microbatch=1, recompute="full")}, "layout.recompute=full"),
         ({"layout": LayoutConfig()}, "submit resolves them"),
         ({"precision": PrecisionConfig(name=Precision.fp8)}, "this engine trains in bf16 or fp32"),
