@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpcmoe.models.partition import chunks
 from hpcmoe.planner.machine import Machine
 from hpcmoe.planner.shapes import Shape
 
-SCHEDULES = ("1F1B", "Interleaved1F1B", "GPipe", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 PLACEMENTS = ("inside", "across")
 RECOMPUTE = ("none", "selective", "full")  # published rows add selective_op: TorchTitan's, every second matmul again
 
@@ -69,25 +69,9 @@ class Layout:
         return f"PP {self.pp}, DP shard {self.dp_shard}{rep}, TP {self.tp}, EP {self.ep}{across}"
 
 
-def chunks_for(schedule: str) -> int:
-    """Model chunks a pipeline rank holds by default under a schedule."""
-    return 2 if schedule in ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV") else 1
-
-
-def violations(shape: Shape, layout: Layout, machine: Machine) -> list[str]:
-    """What forbids this layout, each as one line with the numbers; empty when it can be built."""
-    out = []
-    g = machine.gpus_per_node
-    if layout.tp > g:
-        out.append(f"layout.tp={layout.tp} needs {layout.tp} GPUs in one node and {machine.name} has {g}; use tp <= {g}")
-    elif g % layout.tp:
-        out.append(f"layout.tp={layout.tp} does not divide the {g} GPUs of a node")
-    for name, size in (("heads", shape.heads), ("kv_heads", shape.kv_heads if not shape.mla else layout.tp)):
-        if size % layout.tp:
-            out.append(f"layout.tp={layout.tp} does not divide model.{name}={size}")
-    width = shape.expert_ffn if shape.experts else shape.ffn
-    if width % layout.tp:
-        out.append(f"layout.tp={layout.tp} does not divide the feed-forward width {width}")
+def violations(shape: Shape, layout: Layout, machine: Machine, seq: int) -> list[str]:
+    """What forbids this layout, each as one line with the numbers; empty when it can be built. ``seq``: tokens of a sequence."""
+    out = _tensor_parallel(shape, layout, machine, seq) if layout.tp > 1 else []
     if layout.ep > 1 and not shape.experts:
         out.append(f"layout.ep={layout.ep}, but {shape.name} has no experts")
     elif shape.experts and shape.experts % layout.ep:
@@ -101,14 +85,31 @@ def violations(shape: Shape, layout: Layout, machine: Machine) -> list[str]:
         out.append(
             f"layout.pp={layout.pp} with {layout.vstages} chunks a rank needs more layers than model.layers={shape.layers}"
         )
+    if layout.pp > 1 and shape.tied:
+        out.append(
+            f"model.tied_embeddings with layout.pp={layout.pp}: one table cannot be on the first and the last stage; use pp=1"
+        )
     return out
 
 
-def layers_on(shape: Shape, layout: Layout, stage: int) -> tuple[int, int]:
-    """(dense, moe) layers on a pipeline rank; as even as can be, the early ranks taking what is left over."""
-    base, extra = divmod(shape.layers, layout.pp)
-    first = stage * base + min(stage, extra)
-    count = base + (1 if stage < extra else 0)
-    dense_before = shape.layers - shape.moe_layers
-    dense = max(0, min(dense_before - first, count))
-    return dense, count - dense
+def _tensor_parallel(shape: Shape, layout: Layout, machine: Machine, seq: int) -> list[str]:
+    """What tensor parallelism divides: heads, widths of dense blocks, vocabulary, sequence. Experts are spread, not divided."""
+    g, tp = machine.gpus_per_node, layout.tp
+    out = []
+    if tp > g:
+        out.append(f"layout.tp={tp} needs {tp} GPUs in one node and {machine.name} has {g}; use tp <= {g}")
+    elif g % tp:
+        out.append(f"layout.tp={tp} does not divide the {g} GPUs of a node")
+    sizes = {"model.heads": shape.heads, "model.vocab_size": shape.vocab, "train.seq_len": seq}
+    if not shape.mla:
+        sizes["model.kv_heads"] = shape.kv_heads
+    if shape.layers > shape.moe_layers:
+        sizes["model.ffn"] = shape.ffn
+    if shape.shared_ffn:
+        sizes["the shared experts' width"] = shape.shared_ffn
+    return out + [f"layout.tp={tp} does not divide {name}={size}" for name, size in sizes.items() if size % tp]
+
+
+def stage_chunks(schedule: str, pp: int) -> int:
+    """Model chunks on a pipeline rank: ``vstages`` of hpcmoe's own layouts."""
+    return chunks(schedule) if pp > 1 else 1

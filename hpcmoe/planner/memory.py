@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from hpcmoe.planner.activations import LayerActivations, layer_activations
 from hpcmoe.planner.constants import HOT_RANK, SLACK
-from hpcmoe.planner.layout import Layout, layers_on
+from hpcmoe.planner.layout import Layout
 from hpcmoe.planner.params import model_params
-from hpcmoe.planner.pipeline import in_flight
+from hpcmoe.planner.pipeline import in_flight, in_flight_by_chunk
 from hpcmoe.planner.shapes import Shape
+from hpcmoe.planner.stages import Chunk, Contents, contents, telling
 from hpcmoe.planner.workload import Workload
 
 
@@ -44,46 +45,54 @@ class Held:
     expert: float  # values of expert parameters after EP
     block: float  # of the largest layer, both kinds
     ends: float  # embedding and head on this rank, after TP
+    head: float  # of these, the output layer's (0 when tied)
 
 
-def held(shape: Shape, layout: Layout, stage: int) -> Held:
-    """What pipeline rank ``stage`` holds."""
+def held(shape: Shape, layout: Layout, chunks: Contents) -> Held:
+    """What a pipeline rank with these chunks holds."""
     params = model_params(shape)
-    n_dense, n_moe = layers_on(shape, layout, stage)
+    n_dense, n_moe = sum(c.dense for c in chunks), sum(c.moe for c in chunks)
     dense_layer = params.dense_layer.tp / layout.tp + params.dense_layer.replicated
     moe_layer = params.moe_layer.tp / layout.tp + params.moe_layer.replicated
     experts = params.moe_layer.expert / (layout.ep * layout.expert_tp)
-    ends = 0.0
-    if stage == 0:
+    ends = head = 0.0
+    if any(c.first for c in chunks):
         ends += params.embedding / layout.tp + shape.positions * shape.hidden
-    if stage == layout.pp - 1:
-        ends += (params.head or (params.embedding if layout.pp > 1 else 0)) / layout.tp + params.final_norm
+    if any(c.last for c in chunks):
+        head = (params.head or (params.embedding if layout.pp > 1 else 0)) / layout.tp
+        ends += head + params.final_norm
     block = max(dense_layer if n_dense else 0.0, moe_layer + experts if n_moe else 0.0)
-    return Held(n_dense * dense_layer + n_moe * moe_layer + ends, n_moe * experts, block, ends)
+    return Held(n_dense * dense_layer + n_moe * moe_layer + ends, n_moe * experts, block, ends, head)
 
 
 def state(values: Held, layout: Layout, work: Workload) -> tuple[float, float, float]:
     """(parameter, gradient, optimizer) bytes that live through the whole step."""
     shard = layout.dp_shard * layout.cp
-    sharded = values.dense / shard + values.expert / max(1, layout.efsdp)
+    whole, sharded = values.dense + values.expert, values.dense / shard + values.expert / max(1, layout.efsdp)
     if layout.zero == "zero1":  # Megatron: 16-bit weights and fp32 gradients whole; fp32 weights and moments sharded
-        whole = values.dense + values.expert
         return 2.0 * whole, 4.0 * whole, 12.0 * sharded
-    return work.param_bytes * sharded, work.grad_bytes * sharded, work.optim_bytes * sharded
+    # PyTorch's pipeline adds up whole gradients over a step's microbatches, in the dtype of their reduction
+    summed_whole = layout.pp > 1 and layout.zero == "fsdp"
+    grads = work.reduce_bytes * whole if summed_whole else work.grad_bytes * sharded
+    return work.param_bytes * sharded, grads, work.optim_bytes * sharded
 
 
 def unsharded(values: Held, layout: Layout, work: Workload) -> float:
-    """Bytes of gathered weights and of gradients not yet reduced: two blocks in flight (prefetch), embedding and head beside.
+    """Bytes of gathered weights and of gradients on their way to be reduced.
 
-    With a pipeline the weights of the rank's layers stay gathered through the step: gathering them again for each microbatch
-    costs more.
+    Two blocks in flight (prefetch), embedding and head beside; one block's gradients as computed, the one before as its reduction
+    wants them, and the head's, which wait for the embedding's. With a pipeline the weights of the rank's layers stay gathered
+    through the step: gathering them again for each microbatch costs more.
     """
     if layout.zero == "zero1":
         return 0.0
     gathered = 2.0 * values.block + values.ends
     if layout.zero == "zero2" or layout.pp > 1:
-        gathered = values.dense + (values.expert if layout.efsdp > 1 else 2.0 * values.block)  # a group of one gathers nothing
-    return work.compute_bytes * (gathered + values.block)
+        copied = layout.efsdp > 1 or work.copies_alone
+        gathered = values.dense + (values.expert if copied else 2.0 * values.block)
+    if layout.pp > 1:
+        return work.compute_bytes * (gathered + values.block)
+    return work.compute_bytes * (gathered + values.block + values.head) + work.reduce_bytes * values.block
 
 
 class Memories:
@@ -91,14 +100,19 @@ class Memories:
 
     def __init__(self, shape: Shape, work: Workload) -> None:
         self.shape, self.work = shape, work
-        self._held: dict[tuple[int, ...], Held] = {}
+        self._held: dict[tuple[int | Contents, ...], Held] = {}
         self._layers: dict[tuple[int | str, ...], LayerActivations] = {}
 
-    def held_on(self, layout: Layout, stage: int) -> Held:
-        key = (layout.pp, layout.tp, layout.ep, layout.expert_tp, stage)
+    def contents(self, layout: Layout) -> tuple[Contents, ...]:
+        return contents(self.shape, layout, self.work.seq, self.work.even_stages)
+
+    def held_on(self, layout: Layout, rank: int) -> Held:
+        """What pipeline rank ``rank`` holds."""
+        chunks = self.contents(layout)[rank]
+        key = (layout.pp, layout.tp, layout.ep, layout.expert_tp, chunks)
         found = self._held.get(key)
         if found is None:
-            found = self._held[key] = held(self.shape, layout, stage)
+            found = self._held[key] = held(self.shape, layout, chunks)
         return found
 
     def layer(self, layout: Layout, moe: bool) -> LayerActivations:
@@ -108,33 +122,47 @@ class Memories:
             found = self._layers[key] = layer_activations(self.shape, self.work, layout, moe, layout.recompute)
         return found
 
-    def on_rank(self, layout: Layout, microbatches: int, stage: int) -> Memory:
+    def _kept(self, layout: Layout, chunk: Chunk) -> float:
+        """Bytes a chunk keeps for one microbatch."""
+        out = 0.0
+        for count, moe in ((chunk.dense, False), (chunk.moe, True)):
+            if count:
+                out += count * self.layer(layout, moe).kept
+        return out
+
+    def _again(self, layout: Layout, chunks: Contents) -> float:
+        """Bytes of the layer that is being recomputed, beyond what it kept."""
+        if layout.recompute == "none":
+            return 0.0
+        kinds = [moe for moe in (False, True) if any(c.moe if moe else c.dense for c in chunks)]
+        return max(self.layer(layout, moe).full - self.layer(layout, moe).kept for moe in kinds)
+
+    def on_rank(self, layout: Layout, microbatches: int, rank: int) -> Memory:
         """Memory of the GPUs of one pipeline rank."""
         shape, work = self.shape, self.work
-        values = self.held_on(layout, stage)
+        chunks = self.contents(layout)[rank]
+        values = self.held_on(layout, rank)
         params, grads, optimizer = state(values, layout, work)
-        n_dense, n_moe = layers_on(shape, layout, stage)
-        kept = again = 0.0
-        for count, moe in ((n_dense, False), (n_moe, True)):
-            if count:
-                layer = self.layer(layout, moe)
-                kept += count * layer.kept
-                again = max(again, layer.full - layer.kept)
-        activations = kept * in_flight(layout, microbatches, stage) + (again if layout.recompute != "none" else 0.0)
+        if work.even_stages:
+            activations = self._kept(layout, chunks[0]) * in_flight(layout, microbatches, rank)
+        else:
+            flight = in_flight_by_chunk(layout, microbatches, rank)
+            activations = sum(n * self._kept(layout, chunk) for n, chunk in zip(flight, chunks, strict=True))
+        activations += self._again(layout, chunks)
         buffers = unsharded(values, layout, work)
         tokens = layout.microbatch * work.seq / layout.cp
-        if n_moe and layout.ep > 1:  # one all-to-all's send and receive
+        if layout.ep > 1 and any(c.moe for c in chunks):  # one all-to-all's send and receive
             hot = HOT_RANK if work.imbalance else 1.0
             buffers += 2.0 * work.compute_bytes * tokens * shape.top_k * shape.hidden / layout.tp * hot
-        if stage == layout.pp - 1:
+        if any(c.last for c in chunks):
             buffers += work.logit_bytes * tokens * shape.vocab / layout.tp
         buffers += SLACK * (activations + buffers)
         return Memory(params, grads, optimizer, activations, buffers)
 
     def fullest(self, layout: Layout, microbatches: int) -> Memory:
-        """The fullest of the pipeline's ranks: the first (most in flight), its neighbour, or the last (logits)."""
-        stages = {0, min(1, layout.pp - 1), layout.pp - 1}
-        return max((self.on_rank(layout, microbatches, stage) for stage in stages), key=lambda m: m.total)
+        """The fullest of the pipeline's ranks."""
+        ranks = telling(self.contents(layout))
+        return max((self.on_rank(layout, microbatches, rank) for rank in ranks), key=lambda m: m.total)
 
 
 def fullest(shape: Shape, layout: Layout, work: Workload, microbatches: int) -> Memory:

@@ -10,10 +10,11 @@ from typing import Any
 
 from hpcmoe.config.schema import Config, Precision
 from hpcmoe.errors import UserError
+from hpcmoe.models.partition import SCHEDULES, schedule_violation
 from hpcmoe.planner import explain, flops, qos
 from hpcmoe.planner.comm import wire_ceiling
 from hpcmoe.planner.constants import FITTED, gpu_speed
-from hpcmoe.planner.layout import RECOMPUTE, SCHEDULES, Layout, chunks_for, violations
+from hpcmoe.planner.layout import RECOMPUTE, Layout, stage_chunks, violations
 from hpcmoe.planner.machine import Machine, from_cluster
 from hpcmoe.planner.params import ModelParams, model_params
 from hpcmoe.planner.search import Candidate, Pins, Search, limit_bytes
@@ -116,7 +117,7 @@ def _check_pins(search: Search) -> None:
     trial = replace(trial, dp_shard=pins.dp_shard or pins.ep or 1)
     if pins.dp_shard is None and pins.tp and pins.ep:
         trial = replace(trial, dp_shard=max(1, pins.ep // pins.tp) * pins.tp)
-    problems = violations(search.shape, trial, search.machine)
+    problems = violations(search.shape, trial, search.machine, search.work.seq)
     if problems:
         raise UserError(problems[0])
     product = 1
@@ -127,20 +128,21 @@ def _check_pins(search: Search) -> None:
         raise UserError(f"layout: {words} = {product} does not make the {world} GPUs of nodes={search.nodes}")
 
 
-def _given(search: Search) -> Candidate | None:
-    """The layout that is wholly given, when the search drops it (its batch does not divide, say)."""
+def _nothing(search: Search) -> str:
+    """Why the search found no layout at all; the first rule that the given sizes break, where they are all given."""
     pins = search.pins
-    if None in (pins.pp, pins.tp, pins.ep, pins.dp_shard, pins.dp_replicate, pins.microbatch):
-        return None
-    layout = Layout(
-        pp=pins.pp or 1, dp_replicate=pins.dp_replicate or 1, dp_shard=pins.dp_shard or 1, tp=pins.tp or 1, ep=pins.ep or 1,
-        schedule=pins.schedule or "1F1B", microbatch=pins.microbatch or 1, recompute=pins.recompute or "none",
-        vstages=chunks_for(pins.schedule or "1F1B") if (pins.pp or 1) > 1 else 1, ep_placement=pins.ep_placement or "inside",
-    )  # fmt: skip
-    problems = violations(search.shape, layout, search.machine)
-    if problems:
-        raise UserError(problems[0])
-    return search.candidate(layout)
+    if None not in (pins.pp, pins.tp, pins.ep, pins.dp_shard, pins.dp_replicate, pins.microbatch):
+        schedule = pins.schedule or "1F1B"
+        layout = Layout(
+            pp=pins.pp or 1, dp_replicate=pins.dp_replicate or 1, dp_shard=pins.dp_shard or 1, tp=pins.tp or 1, ep=pins.ep or 1,
+            schedule=schedule, microbatch=pins.microbatch or 1, vstages=stage_chunks(schedule, pins.pp or 1),
+        )  # fmt: skip
+        problems = violations(search.shape, layout, search.machine, search.work.seq)
+        microbatches, rest = divmod(search.work.batch, layout.dp * layout.microbatch)
+        refused = None if rest else schedule_violation(schedule, layout.pp, microbatches)
+        if problems or refused:
+            return problems[0] if problems else refused or ""
+    return explain.nothing_divides(search)
 
 
 def make(config: Config, pins: Pins | None = None, target_mfu: float | None = None) -> Plan:
@@ -158,10 +160,7 @@ def make(config: Config, pins: Pins | None = None, target_mfu: float | None = No
     _check_pins(search)
     found = search.run()
     if not found:
-        given = _given(search)
-        if given is None:
-            raise UserError(explain.nothing_divides(search))
-        found = [given]
+        raise UserError(_nothing(search))
     best = found[0]
     impossible = () if best.fits else (explain.too_big(search, best),)
     placed = _other_placement(search, best)

@@ -247,6 +247,8 @@ def case_of(row: dict[str, Any], models: dict[str, dict[str, Any]]) -> Case | No
         fused=row.get("framework", "megatron") == "megatron" and not row["src"].startswith(("llm_foundry", "torchtitan")),
         compiled=bool(row.get("compile")),
         sequence_parallel=not row["id"].startswith("meg21"),
+        even_stages=True,
+        copies_alone=False,
         imbalance=not balanced,
         dedup="DeepEP" in dispatcher or "dsv3-train" in row["id"],
         overlap_tp=0.7 if row["id"].startswith("mcore-") or "AsyncTP" in row["id"] else 0.0,

@@ -12,7 +12,8 @@ from hpcmoe.planner import flops
 from hpcmoe.planner.comm import in_node
 from hpcmoe.planner.constants import MARGIN
 from hpcmoe.planner.explain import GIB, PART_WORDS, bottleneck, loses
-from hpcmoe.planner.layout import Layout, layers_on
+from hpcmoe.planner.layout import Layout
+from hpcmoe.planner.stages import contents
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,14 +49,17 @@ def layout_lines(plan: Plan) -> list[str]:
     layout, g = plan.layout, plan.machine.gpus_per_node
     per_stage = layout.world // layout.pp
     drawn = list(range(layout.pp)) if layout.pp <= STAGES_DRAWN else [0, 1, layout.pp - 1]
+    ranks = contents(plan.shape, layout, plan.work.seq, plan.work.even_stages)
     lines = []
     for stage in drawn:
         if stage == layout.pp - 1 and layout.pp > STAGES_DRAWN:
             lines.append(f"  ... {layout.pp - 3} more stages like these")
-        dense, moe = layers_on(plan.shape, layout, stage)
+        chunks = ranks[stage]
+        dense, moe = sum(c.dense for c in chunks), sum(c.moe for c in chunks)
         first, last = stage * per_stage // g, ((stage + 1) * per_stage - 1) // g
         where = f"node {first}" if first == last else f"nodes {first}-{last}"
-        ends = [name for name, here in (("embedding", stage == 0), ("head", stage == layout.pp - 1)) if here]
+        here = (("embedding", any(c.first for c in chunks)), ("head", any(c.last for c in chunks)))
+        ends = [name for name, holds in here if holds]
         layers = f"{moe + dense} layers" + (f" ({dense} dense)" if dense else "") + "".join(f" + {end}" for end in ends)
         shown = min(g, per_stage)
         boxes = " ".join(f"[{gpu_label(plan, rank)}]" for rank in range(shown))

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from hpcmoe.models.partition import schedule_violation
 from hpcmoe.planner.constants import BYTES_RESERVED, MARGIN
-from hpcmoe.planner.layout import PLACEMENTS, RECOMPUTE, Layout, chunks_for, violations
+from hpcmoe.planner.layout import PLACEMENTS, RECOMPUTE, Layout, stage_chunks, violations
 from hpcmoe.planner.machine import Machine
 from hpcmoe.planner.memory import Memories, Memory
 from hpcmoe.planner.shapes import Shape
@@ -83,9 +84,7 @@ class Search:
         if self.work.batch % each:
             return None
         count = self.work.batch // each
-        if layout.pp > 1 and (count < layout.pp or (layout.schedule != "1F1B" and count % layout.pp)):
-            return None
-        return count
+        return None if schedule_violation(layout.schedule, layout.pp, count) else count
 
     def candidate(self, layout: Layout, microbatches: int | None = None) -> Candidate:
         """Costs of one layout, whether it fits or not."""
@@ -129,11 +128,11 @@ class Search:
                 split = self._data_parallel(rest)
                 if split is None:
                     continue
-                chunks = chunks_for(schedule) if pp > 1 else 1
+                chunks = stage_chunks(schedule, pp)
                 base = Layout(pp=pp, dp_replicate=split[0], dp_shard=split[1], tp=tp, schedule=schedule, vstages=chunks)
                 for ep in [pins.ep] if pins.ep else divisors(self.shape.experts) if self.shape.experts else [1]:
                     sized = replace(base, ep=ep)
-                    if violations(self.shape, sized, self.machine):
+                    if violations(self.shape, sized, self.machine, self.work.seq):
                         continue
                     for microbatch in [pins.microbatch] if pins.microbatch else MICROBATCHES:
                         yield replace(sized, microbatch=microbatch)
@@ -159,7 +158,7 @@ class Search:
             schedules = list(SEARCHED_SCHEDULES)
         for replicate in replicas:
             for schedule in schedules:
-                chunks = chunks_for(schedule) if layout.pp > 1 else 1
+                chunks = stage_chunks(schedule, layout.pp)
                 varied = replace(
                     layout,
                     dp_replicate=replicate,
@@ -168,7 +167,9 @@ class Search:
                     vstages=chunks,
                     recompute="none",
                 )
-                if varied != replace(layout, recompute="none") and not violations(self.shape, varied, self.machine):
+                if varied != replace(layout, recompute="none") and not violations(
+                    self.shape, varied, self.machine, self.work.seq
+                ):
                     yield varied
 
     def anything_fits(self) -> bool:

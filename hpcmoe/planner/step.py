@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from hpcmoe.planner.comm import all_to_all, dedup_factor, in_node, ring, wires
 from hpcmoe.planner.compute import LayerWork, head_work, hot_rank, layer_work
 from hpcmoe.planner.constants import FITTED, Constants
-from hpcmoe.planner.layout import Layout, layers_on
+from hpcmoe.planner.layout import Layout
 from hpcmoe.planner.machine import Machine
 from hpcmoe.planner.memory import Memories
-from hpcmoe.planner.pipeline import bubble_microbatches
+from hpcmoe.planner.pipeline import bubble_s
 from hpcmoe.planner.shapes import Shape
+from hpcmoe.planner.stages import telling
 from hpcmoe.planner.workload import Workload
 
 OPTIMIZER_BYTES = 32.0  # traffic of AdamW and of the gradient norm a sharded fp32 parameter
@@ -112,14 +113,16 @@ class Costs:
             self._heads[key] = head_work(self.shape, layout, self.work, self.machine, self.c)
         return self._heads[key]
 
-    def microbatch(self, layout: Layout, stage: int) -> dict[str, float]:
-        """Seconds of one microbatch's forward and backward pass on one pipeline rank, by part."""
-        n_dense, n_moe = layers_on(self.shape, layout, stage)
+    def _layers_of(self, layout: Layout, rank: int) -> list[tuple[int, LayerTime]]:
+        """(number, time of one) of each kind of layer on a pipeline rank."""
+        chunks = self.memories.contents(layout)[rank]
+        counts = ((sum(c.dense for c in chunks), False), (sum(c.moe for c in chunks), True))
+        return [(count, self.layer(layout, moe)) for count, moe in counts if count]
+
+    def microbatch(self, layout: Layout, rank: int) -> dict[str, float]:
+        """Seconds of one microbatch's forward and backward pass through all chunks of one pipeline rank, by part."""
         out = dict.fromkeys(("matmul", "attention", "experts", "elementwise", "recompute", "tensor_parallel", "all_to_all"), 0.0)
-        for count, moe in ((n_dense, False), (n_moe, True)):
-            if not count:
-                continue
-            t = self.layer(layout, moe)
+        for count, t in self._layers_of(layout, rank):
             w = t.work
             again, tp_again, a2a_again = t.again(layout.recompute, self.work.flash)
             idle = (
@@ -132,16 +135,29 @@ class Costs:
             out["recompute"] += count * again
             out["tensor_parallel"] += count * (2.0 * t.tp + tp_again)
             out["all_to_all"] += count * (2.0 * t.a2a + a2a_again)
-        out["head"] = self._head(layout) if stage == layout.pp - 1 else 0.0
+        out["head"] = self._head(layout) if any(c.last for c in self.memories.contents(layout)[rank]) else 0.0
         return out
 
-    def _data_parallel(self, layout: Layout, stage: int) -> tuple[float, float]:
+    def _bubble(self, layout: Layout, rank: int, both_passes: float) -> float:
+        """Idle seconds of a step; ``rank`` paces the pipeline and needs ``both_passes`` for a microbatch."""
+        if layout.pp == 1:
+            return 0.0
+        forward = weight = 0.0
+        for count, t in self._layers_of(layout, rank):
+            forward += count * (t.work.forward + t.tp + t.a2a)
+            weight += count * (t.work.matmul + t.work.experts)
+        head = self._head(layout) / 3 if any(c.last for c in self.memories.contents(layout)[rank]) else 0.0
+        forward, weight = forward + head, weight + head
+        return bubble_s(layout, forward, both_passes - forward - weight, weight)
+
+    def _data_parallel(self, layout: Layout, rank: int) -> tuple[float, float]:
         """Seconds of FSDP's transfers (per microbatch, per step) on one rank, hidden or not."""
-        values, work = self.memories.held_on(layout, stage), self.work
+        values, work = self.memories.held_on(layout, rank), self.work
         shard, stride = layout.dp_shard * layout.cp, layout.tp
         w = self.wires
 
-        n_dense, n_moe = layers_on(self.shape, layout, stage)
+        chunks = self.memories.contents(layout)[rank]
+        n_dense, n_moe = sum(c.dense for c in chunks), sum(c.moe for c in chunks)
 
         def both(bytes_a_value: float) -> float:
             dense = ring(values.dense * bytes_a_value, shard, stride, w, n_dense + n_moe + 1)
@@ -164,18 +180,17 @@ class Costs:
         """The whole step. ``batch`` is divided over data parallelism; a remainder costs a full microbatch."""
         work = self.work
         microbatches = max(1, round(work.batch / (layout.dp * layout.microbatch)))
-        stages = range(layout.pp) if layout.pp <= 2 else (0, 1, layout.pp - 1)
         worst, slow = 0, -1.0
         parts: dict[str, float] = {}
-        for stage in stages:
-            found = self.microbatch(layout, stage)
+        for rank in telling(self.memories.contents(layout)):
+            found = self.microbatch(layout, rank)
             seconds = sum(found.values())
             if seconds > slow:
-                worst, slow, parts = stage, seconds, found
+                worst, slow, parts = rank, seconds, found
         busy = slow - parts["tensor_parallel"] - parts["all_to_all"]
         each, once = self._data_parallel(layout, worst)
         exposed = microbatches * max(each * 0.03, each - self.c.overlap * busy) + max(once * 0.1, once - self.c.overlap * busy)
-        bubble = bubble_microbatches(layout) * slow
+        bubble = self._bubble(layout, worst, slow)
         transfer = 0.0
         if layout.pp > 1:
             size = layout.microbatch * work.seq / layout.cp * self.shape.hidden * work.compute_bytes / layout.tp

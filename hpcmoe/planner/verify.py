@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hpcmoe.config.schema import Config
 from hpcmoe.errors import UserError
 from hpcmoe.planner.activations import layer_activations
-from hpcmoe.planner.memory import held, state, unsharded
+from hpcmoe.planner.memory import Memories, state, unsharded
 from hpcmoe.planner.plan import Plan, make
 from hpcmoe.planner.search import Pins
 from hpcmoe.planner.shapes import from_config
@@ -115,7 +115,7 @@ def _buildable(config: Config, plan: Plan) -> tuple[Plan, list[str]]:
 def _compare(config: Config, plan: Plan) -> list[Kind]:
     shape, layout = from_config(config.model), plan.layout
     work = replace(plan.work, imbalance=False, padded=False)
-    values = held(shape, layout, 0)
+    values = Memories(shape, work).held_on(layout, 0)
     params, grads, optimizer = state(values, layout, work)
     dense, moe = (layer_activations(shape, work, layout, kind, "none").kept for kind in (False, True))
     activations = (shape.layers - shape.moe_layers) * dense + shape.moe_layers * moe
@@ -173,13 +173,16 @@ def _state_bytes(model: nn.Module) -> tuple[float, float]:
 
     from hpcmoe.engine.optimizer import named_moments
 
-    moments = named_moments(model.named_parameters(), AdamW(model.parameters()))  # a fused one takes no meta tensors; the moments are the same
+    moments = named_moments(
+        model.named_parameters(), AdamW(model.parameters())
+    )  # a fused one takes no meta tensors; the moments are the same
     params = sum(_bytes(p) for p in model.parameters())
     return float(params), float(sum(_bytes(t) for entry in moments.values() for name, t in entry.items() if name != "step"))
 
 
 def _unsharded_bytes(model: Transformer, width: float) -> float:
-    """Two gathered blocks, one block's gradients, and the root's own parameters, at compute width; from what FSDP wraps."""
+    """Two gathered blocks, one block's gradients, the root's own parameters and the head's gradients, at compute width, and one
+    block's gradients as they are reduced, in fp32; from what FSDP wraps."""
 
     def whole(module: nn.Module) -> float:
         from torch.distributed.tensor import DTensor, Shard
@@ -197,7 +200,8 @@ def _unsharded_bytes(model: Transformer, width: float) -> float:
 
     block = max(whole(b) for b in model.layers.values())
     root = whole(model) - sum(whole(b) for b in model.layers.values())
-    return width * (3.0 * block + root)
+    head = whole(model.head) if model.head is not None else 0.0
+    return width * (3.0 * block + root + head) + 4.0 * block
 
 
 def _saved_bytes(config: Config, plan: Plan) -> float:

@@ -52,7 +52,7 @@ def test_what_the_user_did_not_say_is_listed(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_given_layout_is_checked_and_costed_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["model=moe_32x4096", "cluster=leonardo", "nodes=4", "layout.tp=2", "layout.pp=2", "layout.ep=4", "--json"]
+    words = ["model=moe_32x4096", "cluster=jupiter", "nodes=4", "layout.tp=2", "layout.pp=2", "layout.ep=4", "--json"]
     status, out, _ = run(capsys, *words)
     layout = json.loads(out)["layout"]
     assert status == 0

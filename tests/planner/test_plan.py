@@ -35,10 +35,16 @@ def test_mixtral_on_16_leonardo_nodes_fits_with_experts_inside_the_node() -> Non
 
 
 def test_the_example_layout_on_16_gpus_is_feasible_and_kept_as_given() -> None:
-    plan = make(config("moe_32x4096", "leonardo", 4), Pins(tp=2, pp=2, ep=4))
+    plan = make(config("moe_32x4096", "jupiter", 4), Pins(tp=2, pp=2, ep=4))
     assert plan.fits
     assert (plan.layout.pp, plan.layout.dp_shard, plan.layout.tp, plan.layout.ep) == (2, 4, 2, 4)
     assert plan.given == ("pp", "tp", "ep")
+
+
+def test_where_the_example_layout_does_not_fit_the_plan_says_why() -> None:
+    plan = make(config("moe_32x4096", "leonardo", 4), Pins(tp=2, pp=2, ep=4))
+    assert not plan.fits
+    assert "most of it is gradients" in plan.impossible[0]  # whole ones, as PyTorch's pipeline sums them
 
 
 def test_a_trillion_parameters_fit_on_128_leonardo_nodes_in_the_right_queue() -> None:

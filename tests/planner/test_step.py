@@ -13,7 +13,6 @@ from hpcmoe.planner.compute import Speed, gemm, hot_rank
 from hpcmoe.planner.constants import FITTED
 from hpcmoe.planner.layout import Layout
 from hpcmoe.planner.machine import Machine
-from hpcmoe.planner.pipeline import bubble_microbatches
 from hpcmoe.planner.step import Costs
 from hpcmoe.planner.workload import Workload
 
@@ -58,13 +57,6 @@ def test_measured_all_to_alls_on_h100_come_out_within_15_percent() -> None:
 def test_the_two_levels_of_an_all_to_all_run_at_once() -> None:
     size = 16e6
     assert all_to_all(size, 8, WIRES) == pytest.approx(size * 4 / 8 / WIRES.outside, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "chunks", "bubble"), [("GPipe", 1, 7), ("1F1B", 1, 7), ("Interleaved1F1B", 2, 3.5), ("ZBVZeroBubble", 2, 7 / 6)]
-)
-def test_bubbles_by_schedule(schedule: str, chunks: int, bubble: float) -> None:
-    assert bubble_microbatches(Layout(pp=8, schedule=schedule, vstages=chunks)) == pytest.approx(bubble)
 
 
 def test_small_matmuls_reach_less_of_the_peak() -> None:
