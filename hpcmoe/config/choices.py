@@ -8,7 +8,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "model.score": ("softmax", "sigmoid", "topk_softmax"),
     "layout.schedule": ("1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS", "ZBVZeroBubble", "DualPipeV"),
     "layout.ep_placement": ("inside", "across"),
-    "layout.recompute": ("none", "selective", "full"),
+    "layout.recompute": ("none", "selective", "layer", "full"),
     "data.source": ("python_stdlib", "text"),
     "data.tokenizer": ("byte",),
     "optim.name": ("adamw",),

@@ -59,7 +59,7 @@ class LayoutConfig:
     dp_replicate: int = 1
     schedule: str = "1F1B"  # pipeline schedule, in PyTorch's names
     microbatch: int | None = None  # sequences per microbatch per data-parallel rank; null: chosen
-    recompute: str = "none"  # none | selective | full
+    recompute: str = "none"  # none | selective | layer | full: what backward computes again (docs/configuration.md)
 
 
 @dataclass

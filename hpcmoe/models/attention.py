@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpcmoe.config.model_schema import ModelConfig
+from hpcmoe.models import accounting
 from hpcmoe.models.norm import RMSNorm
+from hpcmoe.models.recompute import ATTENTION, PRODUCTS, keep
 from hpcmoe.models.tensor_parallel import ALONE, linear, local
 
 
@@ -34,6 +36,7 @@ def rotate(x_BHSC: torch.Tensor, cos_SC: torch.Tensor, sin_SC: torch.Tensor) -> 
 class Attention(nn.Module):
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
+        self.model = model
         self.heads, self.kv_heads, self.head_dim = model.heads, model.kv_heads, model.head_dim
         q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
         self.wq = nn.Linear(model.hidden, q_width, bias=model.attention_bias)
@@ -44,16 +47,29 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(model.head_dim, model.norm_eps) if model.qk_norm else None
         self.tp = ALONE  # set by hpcmoe.engine.parallelize
 
+    def num_params(self) -> int:
+        return accounting.attention(self.model).total
+
+    def num_flops_per_token(self, seq_len: int, convention: accounting.Convention) -> int:
+        """Forward and backward; see hpcmoe.models.accounting for the conventions."""
+        square = accounting.attention_square(self.model, seq_len)
+        return accounting.flops(accounting.attention(self.model), square, convention)
+
     def forward(self, x_BsD: torch.Tensor, cos_SC: torch.Tensor, sin_SC: torch.Tensor) -> torch.Tensor:
         x_BSD = self.tp.gather(x_BsD)
         B, S, _ = x_BSD.shape
-        q = linear(x_BSD, self.wq).view(B, S, -1, self.head_dim)
-        k = linear(x_BSD, self.wk).view(B, S, -1, self.head_dim)
-        v = linear(x_BSD, self.wv).view(B, S, -1, self.head_dim)
+        with keep(PRODUCTS):
+            q = linear(x_BSD, self.wq).view(B, S, -1, self.head_dim)
+            k = linear(x_BSD, self.wk).view(B, S, -1, self.head_dim)
+            v = linear(x_BSD, self.wv).view(B, S, -1, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         q, k = rotate(q, cos_SC, sin_SC), rotate(k, cos_SC, sin_SC)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
-        out_BsD = self.tp.scatter(F.linear(out.transpose(1, 2).reshape(B, S, -1), local(self.wo.weight)))
+        with keep(ATTENTION):
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
+        out = out.transpose(1, 2).reshape(B, S, -1)
+        with keep(PRODUCTS, needed=self.tp.group is None):
+            out = F.linear(out, local(self.wo.weight))
+        out_BsD = self.tp.scatter(out)
         return out_BsD if self.wo.bias is None else out_BsD + local(self.wo.bias)

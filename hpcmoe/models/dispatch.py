@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpcmoe.models.recompute import decided, exchanged
+
 
 @dataclass(frozen=True)
 class RowLayout:
@@ -79,7 +81,7 @@ class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, receive: list[int], send: list[int], group: dist.ProcessGroup) -> torch.Tensor:
         ctx.receive, ctx.send, ctx.group = receive, send, group
-        return exchange(x, receive, send, group)
+        return exchanged(lambda: exchange(x, receive, send, group))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -127,6 +129,43 @@ def block_places(counts: list[list[int]], layout: RowLayout, device: torch.devic
     return torch.arange(row, device=device) + packed[0].repeat_interleave(packed[1], output_size=row)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """Where a rank's pairs and rows go. ``send``, ``receive`` and ``padded_R`` are empty where no rows travel."""
+
+    rows: RowLayout
+    place_R: torch.Tensor  # of each own pair: its row in the padded buffer, or in the buffer to send
+    send: list[int]  # rows to each rank
+    receive: list[int]
+    padded_R: torch.Tensor  # of each received row: its row in the padded buffer
+
+
+def plan_alone(experts_TK: torch.Tensor, counts_E: torch.Tensor, multiple: int, same_size: bool) -> Plan:
+    """All experts are here. One host sync."""
+    counts = counts_E.tolist()
+    rows = layout_rows(counts, multiple, same_size, counts_E.device)
+    place_R = block_places([counts], rows, counts_E.device)[sorted_places(experts_TK.flatten())]
+    return Plan(rows, place_R, [], [], place_R.new_empty(0))
+
+
+def plan_exchange(
+    experts_TK: torch.Tensor, counts_E: torch.Tensor, multiple: int, same_size: bool, group: dist.ProcessGroup
+) -> Plan:
+    """Each rank of ``group`` has E / ep experts. One small all-to-all and one host sync."""
+    received_E = torch.empty_like(counts_E)
+    dist.all_to_all_single(received_E, counts_E.contiguous(), group=group)
+    sent, received = torch.stack((counts_E, received_E)).view(2, group.size(), -1).tolist()
+    totals = [sum(column) for column in zip(*received, strict=True)]
+    rows = layout_rows(totals, multiple, same_size, counts_E.device)
+    return Plan(
+        rows,
+        sorted_places(experts_TK.flatten()),
+        [sum(block) for block in sent],
+        [sum(block) for block in received],
+        block_places(received, rows, counts_E.device),
+    )
+
+
 Compute = Callable[[torch.Tensor, RowLayout], torch.Tensor]
 
 
@@ -146,24 +185,14 @@ def run_experts(
     E / ep consecutive experts; None: all experts are here.
     """
     T, K = experts_TK.shape
-    place_R = sorted_places(experts_TK.flatten())
     if group is None or group.size() == 1:
-        counts = counts_E.tolist()
-        rows = layout_rows(counts, multiple, same_size, x_TD.device)
-        place_R = block_places([counts], rows, x_TD.device)[place_R]
-        y_PD = compute(scatter_rows(x_TD, place_R, rows.total, K), rows)
+        plan = decided(lambda: plan_alone(experts_TK, counts_E, multiple, same_size))
+        y_PD = compute(scatter_rows(x_TD, plan.place_R, plan.rows.total, K), plan.rows)
     else:
-        ranks = group.size()
-        received_E = torch.empty_like(counts_E)
-        dist.all_to_all_single(received_E, counts_E.contiguous(), group=group)
-        sent, received = torch.stack((counts_E, received_E)).view(2, ranks, -1).tolist()  # one host sync
-        send, receive = [sum(block) for block in sent], [sum(block) for block in received]
-        x_RD = scatter_rows(x_TD, place_R, T * K, K)
-        x_RD = _AllToAll.apply(x_RD, receive, send, group)
-        totals = [sum(column) for column in zip(*received, strict=True)]
-        rows = layout_rows(totals, multiple, same_size, x_TD.device)
-        padded_R = block_places(received, rows, x_TD.device)
-        y_PD = compute(scatter_rows(x_RD, padded_R, rows.total), rows)
-        y_PD = _AllToAll.apply(gather_rows(y_PD, padded_R), send, receive, group)
-    y_TKD = gather_rows(y_PD, place_R).view(T, K, -1)
+        plan = decided(lambda: plan_exchange(experts_TK, counts_E, multiple, same_size, group))
+        x_RD = scatter_rows(x_TD, plan.place_R, T * K, K)
+        x_RD = _AllToAll.apply(x_RD, plan.receive, plan.send, group)
+        y_PD = compute(scatter_rows(x_RD, plan.padded_R, plan.rows.total), plan.rows)
+        y_PD = _AllToAll.apply(gather_rows(y_PD, plan.padded_R), plan.send, plan.receive, group)
+    y_TKD = gather_rows(y_PD, plan.place_R).view(T, K, -1)
     return torch.bmm(weights_TK.to(y_TKD.dtype).unsqueeze(1), y_TKD).squeeze(1)

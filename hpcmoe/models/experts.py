@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hpcmoe.models import accounting
 from hpcmoe.models.dispatch import RowLayout
+from hpcmoe.models.recompute import PRODUCTS, keep
 from hpcmoe.models.tensor_parallel import local
 
 Kernel = Literal["grouped_mm", "padded_bmm", "loop"]
@@ -63,8 +65,24 @@ class Experts(nn.Module):
         self.w2_EDF = nn.Parameter(torch.empty(experts, hidden, width))
         self.w3_EFD = nn.Parameter(torch.empty(experts, width, hidden))
 
-    def forward(self, x_PD: torch.Tensor, rows: RowLayout, kernel: Kernel) -> torch.Tensor:
+    def num_params(self) -> int:
+        """Of all experts, wherever they live."""
+        return self._counts(top_k=1).total
+
+    def num_flops_per_token(self, top_k: int) -> int:
+        """Forward and backward of the ``top_k`` experts that a token goes to; the same in all conventions."""
+        return accounting.flops(self._counts(top_k), 0, "titan")
+
+    def _counts(self, top_k: int) -> accounting.Parameters:
+        count, width, hidden = self.w1_EFD.shape
+        return accounting.experts(count, top_k, hidden, width)
+
+    def forward(self, x_PD: torch.Tensor, rows: RowLayout, kernel: Kernel, sent: bool = False) -> torch.Tensor:
+        """``sent``: the outputs go to other ranks and are not read here."""
         w1, w2, w3 = (local(w) for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
         matmul = MATMULS[kernel]
-        hidden_PF = F.silu(matmul(x_PD, w1, rows)) * matmul(x_PD, w3, rows)
-        return matmul(hidden_PF, w2, rows)
+        with keep(PRODUCTS):
+            gate_PF, up_PF = matmul(x_PD, w1, rows), matmul(x_PD, w3, rows)
+        hidden_PF = F.silu(gate_PF) * up_PF
+        with keep(PRODUCTS, needed=not sent):
+            return matmul(hidden_PF, w2, rows)

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpcmoe.config.model_schema import ModelConfig
+from hpcmoe.models import accounting
 from hpcmoe.models.dispatch import RowLayout, run_experts
 from hpcmoe.models.experts import Experts, Kernel, choose_kernel, row_multiple
+from hpcmoe.models.recompute import PRODUCTS, decided, keep
 from hpcmoe.models.router import Router, balance_loss, z_loss
 from hpcmoe.models.support import shared_width
 from hpcmoe.models.tensor_parallel import ALONE, linear
@@ -48,9 +50,21 @@ class SwiGLU(nn.Module):
         self.w3 = nn.Linear(hidden, width, bias=False)
         self.tp = ALONE  # set by hpcmoe.engine.parallelize
 
+    def num_params(self) -> int:
+        return accounting.swiglu(self.w1.in_features, self.w1.out_features).total
+
+    def num_flops_per_token(self) -> int:
+        """Forward and backward; the same in all conventions."""
+        return accounting.flops(accounting.swiglu(self.w1.in_features, self.w1.out_features), 0, "titan")
+
     def forward(self, x_BsD: torch.Tensor) -> torch.Tensor:
         x_BSD = self.tp.gather(x_BsD)
-        return self.tp.scatter(linear(F.silu(linear(x_BSD, self.w1)) * linear(x_BSD, self.w3), self.w2))
+        with keep(PRODUCTS):
+            gate, up = linear(x_BSD, self.w1), linear(x_BSD, self.w3)
+        inner = F.silu(gate) * up
+        with keep(PRODUCTS, needed=self.tp.group is None):
+            out_BSD = linear(inner, self.w2)
+        return self.tp.scatter(out_BSD)
 
 
 class MoE(nn.Module):
@@ -66,6 +80,12 @@ class MoE(nn.Module):
         self.ep_group: dist.ProcessGroup | None = None
         self.kernel: Kernel | None = None  # None: chosen for the device
 
+    def num_params(self) -> int:
+        return accounting.moe(self.model).total
+
+    def num_flops_per_token(self, convention: accounting.Convention) -> int:
+        return accounting.flops(accounting.moe(self.model), 0, convention)
+
     def forward(self, x_BSD: torch.Tensor, loss_weight: float) -> tuple[torch.Tensor, LayerLoad]:
         """``loss_weight``: the microbatch's share of the step's tokens; the balancing losses are weighed by it.
 
@@ -73,11 +93,11 @@ class MoE(nn.Module):
         """
         x_TD = x_BSD.flatten(0, 1)
         routing = self.router(x_TD)
-        counts_E = torch.bincount(routing.experts_TK.flatten(), minlength=self.model.experts)
+        counts_E = decided(lambda: torch.bincount(routing.experts_TK.flatten(), minlength=self.model.experts))
         kernel = self.kernel or choose_kernel(x_TD.device, x_TD.dtype)
 
         def compute(x_PD: torch.Tensor, rows: RowLayout) -> torch.Tensor:
-            return self.experts(x_PD, rows, kernel)
+            return self.experts(x_PD, rows, kernel, sent=self.ep_group is not None)
 
         multiple = row_multiple(x_TD.device, x_TD.dtype)
         same_size = kernel == "padded_bmm"

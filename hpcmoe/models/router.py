@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpcmoe.config.model_schema import ModelConfig
+from hpcmoe.models.recompute import decided
 from hpcmoe.models.tensor_parallel import ALONE, TensorParallel, local
 
 NEG_INF = float("-inf")
@@ -33,6 +34,15 @@ def limit_to_groups(choice_TE: torch.Tensor, groups: int, top_groups: int, top2:
     return by_group_TQe.masked_fill(~kept_TQ.unsqueeze(-1), NEG_INF).flatten(-2)
 
 
+@torch.no_grad()
+def choose(scores_TE: torch.Tensor, bias_E: torch.Tensor | None, model: ModelConfig) -> torch.Tensor:
+    """The experts of each token, int64 [T, K], by score + bias within its best groups."""
+    choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
+    if model.groups > 1:
+        choice_TE = limit_to_groups(choice_TE, model.groups, model.top_groups, top2=model.score == "sigmoid")
+    return choice_TE.topk(model.top_k, dim=-1).indices
+
+
 def route(logits_TE: torch.Tensor, bias_E: torch.Tensor | None, model: ModelConfig) -> Routing:
     """Choose by score + bias, weigh by the score alone (aux-loss-free balancing, Wang et al. 2024)."""
     if model.score == "sigmoid":
@@ -41,11 +51,7 @@ def route(logits_TE: torch.Tensor, bias_E: torch.Tensor | None, model: ModelConf
     else:
         probs_TE = logits_TE.softmax(-1)
         scores_TE = logits_TE if model.score == "topk_softmax" else probs_TE
-    with torch.no_grad():
-        choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
-        if model.groups > 1:
-            choice_TE = limit_to_groups(choice_TE, model.groups, model.top_groups, top2=model.score == "sigmoid")
-        experts_TK = choice_TE.topk(model.top_k, dim=-1).indices
+    experts_TK = decided(lambda: choose(scores_TE, bias_E, model))
     weights_TK = scores_TE.gather(-1, experts_TK)
     if model.score == "topk_softmax":
         weights_TK = weights_TK.softmax(-1)

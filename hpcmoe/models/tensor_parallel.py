@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from hpcmoe.models.recompute import decided, exchanged
+
 
 def local(parameter: torch.Tensor) -> torch.Tensor:
     """The part of a parameter that this rank computes with.
@@ -49,7 +51,7 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
         ctx.tp = tp
-        return tp.reduce_scatter(x)
+        return exchanged(lambda: tp.reduce_scatter(x))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -61,9 +63,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
-        out = x.clone()
-        dist.all_reduce(out, group=tp.group)
-        return out
+        return decided(lambda: tp.all_reduce(x))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -101,6 +101,12 @@ class TensorParallel:
         out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
         dist.all_gather_into_tensor(out, x.contiguous(), group=self.group)
         return out.unflatten(0, (self.size, -1)).transpose(0, 1).flatten(1, 2)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """No gradient."""
+        out = x.clone()
+        dist.all_reduce(out, group=self.group)
+        return out
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
         """No gradient; along dim 1, whose size all ranks together divide."""

@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpcmoe.config.model_schema import ModelConfig
+from hpcmoe.models import accounting
 from hpcmoe.models.attention import Attention, rope_tables
 from hpcmoe.models.moe import LayerLoad, MoE, SwiGLU
 from hpcmoe.models.norm import RMSNorm
+from hpcmoe.models.recompute import Mode, mode_of_layer, through
 from hpcmoe.models.support import check_model
 from hpcmoe.models.tensor_parallel import ALONE, embed, local
 
@@ -32,13 +34,27 @@ class Part:
 class Block(nn.Module):
     def __init__(self, model: ModelConfig, layer: int) -> None:
         super().__init__()
+        self.model, self.layer = model, layer
         self.attention_norm = RMSNorm(model.hidden, model.norm_eps)
         self.attention = Attention(model)
         self.ffn_norm = RMSNorm(model.hidden, model.norm_eps)
         self.dense = SwiGLU(model.hidden, model.ffn) if layer < model.first_dense_layers else None
         self.moe = MoE(model) if layer >= model.first_dense_layers else None
+        self.recompute: Mode = "none"
+
+    def num_params(self) -> int:
+        return accounting.block(self.model, self.layer).total
+
+    def num_flops_per_token(self, seq_len: int, convention: accounting.Convention) -> int:
+        square = accounting.attention_square(self.model, seq_len)
+        return accounting.flops(accounting.block(self.model, self.layer), square, convention)
 
     def forward(
+        self, x_BsD: torch.Tensor, cos_SC: torch.Tensor, sin_SC: torch.Tensor, loss_weight: float
+    ) -> tuple[torch.Tensor, LayerLoad | None]:
+        return through(self._forward, self.recompute, x_BsD, cos_SC, sin_SC, loss_weight)
+
+    def _forward(
         self, x_BsD: torch.Tensor, cos_SC: torch.Tensor, sin_SC: torch.Tensor, loss_weight: float
     ) -> tuple[torch.Tensor, LayerLoad | None]:
         x_BsD = x_BsD + self.attention(self.attention_norm(x_BsD), cos_SC, sin_SC)
@@ -89,6 +105,24 @@ class Transformer(nn.Module):
         table = self.head if self.head is not None else self.embed
         assert table is not None
         return F.linear(self.tp.gather(self.norm(x_BsD)), local(table.weight))
+
+    def num_params(self) -> int:
+        """Of this part, unsharded."""
+        return self._counts().total
+
+    def num_flops_per_token(self, seq_len: int, convention: accounting.Convention) -> int:
+        """Forward and backward of this part; the parts of a model add up to hpcmoe.models.accounting.flops_per_token."""
+        squares = len(self.part.layers) * accounting.attention_square(self.model, seq_len)
+        return accounting.flops(self._counts(), squares, convention)
+
+    def _counts(self) -> accounting.Parameters:
+        return accounting.part(self.model, self.part.layers, self.part.first, self.part.last)
+
+    def set_recompute(self, recompute: str) -> None:
+        """``recompute``: layout.recompute's word (hpcmoe.models.recompute)."""
+        for name, block in self.layers.items():
+            assert isinstance(block, Block)
+            block.recompute = mode_of_layer(recompute, int(name))
 
     def moe_layers(self) -> dict[int, MoE]:
         """The MoE layers that live here, by layer number."""

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from hpcmoe.config.compose import load
 from hpcmoe.config.model_schema import MlaConfig, ModelConfig
-from hpcmoe.models.accounting import CONVENTIONS, flops_per_token, parameters
-from hpcmoe.models.transformer import Transformer
+from hpcmoe.models.accounting import CONVENTIONS, Convention, flops_per_token, parameters
+from hpcmoe.models.attention import Attention
+from hpcmoe.models.experts import Experts
+from hpcmoe.models.moe import MoE, SwiGLU
+from hpcmoe.models.partition import split
+from hpcmoe.models.support import unsupported_features
+from hpcmoe.models.transformer import Block, Part, Transformer
 from hpcmoe.planner.flops import megatron_flops, titan_flops
 from hpcmoe.planner.params import model_params
 from hpcmoe.planner.shapes import from_config
@@ -47,6 +55,75 @@ def test_totals_are_the_built_modules(name: str) -> None:
     with torch.device("meta"):
         built = Transformer(config)
     assert parameters(config).total == sum(p.numel() for p in built.parameters())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_each_module_counts_its_own_parameters(name: str) -> None:
+    with torch.device("meta"):
+        built = Transformer(model(**VARIANTS[name]))
+    counting = [
+        module for module in built.modules() if isinstance(module, Transformer | Block | Attention | MoE | SwiGLU | Experts)
+    ]
+    assert len(counting) > 2 * len(built.layers)
+    for module in counting:
+        assert module.num_params() == sum(p.numel() for p in module.parameters()), type(module).__name__
+
+
+def with_modules(config: ModelConfig, seq_len: int, convention: Convention) -> int:
+    """A block's FLOPs a token, added up from the modules inside the whole model's blocks, and the head's."""
+    with torch.device("meta"):
+        built = Transformer(config)
+    total = 6 * config.vocab_size * config.hidden
+    for block in built.layers.values():
+        assert isinstance(block, Block)
+        inside = block.attention.num_flops_per_token(seq_len, convention)
+        if block.dense is not None:
+            inside += block.dense.num_flops_per_token()
+        if block.moe is not None:
+            inside += block.moe.num_flops_per_token(convention)
+            moe = block.moe.experts.num_flops_per_token(config.top_k)
+            moe += 0 if block.moe.shared is None else block.moe.shared.num_flops_per_token()
+            gate = 6 * config.hidden * config.shared_gate
+            routing = 6 * config.hidden * config.experts if convention == "titan" else 0
+            assert block.moe.num_flops_per_token(convention) == moe + gate + routing
+        assert block.num_flops_per_token(seq_len, convention) == inside
+        total += inside
+    assert built.num_flops_per_token(seq_len, convention) == total
+    return total
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_modules_flops_add_up_to_the_models(name: str, convention: Convention) -> None:
+    config = model(**VARIANTS[name])
+    assert with_modules(config, 64, convention) == flops_per_token(config, 64, convention)
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_a_pipelines_stages_add_up_to_the_model(convention: Convention) -> None:
+    config = model(layers=7, first_dense_layers=2, ffn=40, shared_experts=1)
+    stages = split(config, 64, 3)
+    with torch.device("meta"):
+        parts = [Transformer(config, Part(layers, first=i == 0, last=i == 2)) for i, layers in enumerate(stages)]
+    assert sum(part.num_params() for part in parts) == parameters(config).total
+    assert sum(part.num_flops_per_token(64, convention) for part in parts) == flops_per_token(config, 64, convention)
+
+
+CONFIGURED = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "model").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", CONFIGURED)
+def test_every_configured_model_is_counted_alike_by_module_formula_and_planner(name: str) -> None:
+    config = load([f"model={name}"]).model
+    counted, planned = parameters(config), model_params(from_config(config))
+    assert (planned.total, planned.active, planned.matmul) == (counted.total, counted.active, counted.matmul)
+    whole = replace(config, window=None)  # the conventions know no windows
+    for convention, theirs in (("titan", titan_flops), ("megatron", megatron_flops)):
+        assert flops_per_token(config, 4096, convention) == theirs(from_config(whole), 4096)
+    if not unsupported_features(config):
+        with torch.device("meta"):
+            built = Transformer(config)
+        assert built.num_params() == sum(p.numel() for p in built.parameters()) == counted.total
 
 
 @pytest.mark.parametrize("name", VARIANTS)
