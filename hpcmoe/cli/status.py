@@ -66,6 +66,7 @@ def story(view: RunView, now: float) -> str:
         lines += ["", table(rows)]
         details = [f"  {attempt.attempt}: {attempt.detail}" for attempt in attempts if attempt.detail]
         lines += details
+        lines += ["", *startups] if (startups := [startup_line(attempt) for attempt in attempts if attempt.startup]) else []
     lost = sum(attempt.steps_lost or 0 for attempt in attempts)
     lines += ["", f"{facts['gpu_hours']:.3f} GPU-hours over {len(attempts)} attempts, {lost} steps lost"]
     return "\n".join(lines)
@@ -85,6 +86,12 @@ def progress(view: RunView) -> str:
         f"step {last['step']} of {view.record.planned.get('steps')}: loss {loss}, "
         f"{last.get('tokens_per_s', 0.0):.0f} tokens/s{mfu_text}"
     )
+
+
+def startup_line(attempt: Attempt) -> str:
+    """Where the time went between the job script's arrival and the end of the first step."""
+    parts = ", ".join(f"{part.replace('_', ' ')} {seconds:.1f}" for part, seconds in attempt.startup.items())
+    return f"  {attempt.attempt}: {sum(attempt.startup.values()):.1f} s to its first step ({parts})"
 
 
 def attempt_row(attempt: Attempt, now: float) -> list[str]:

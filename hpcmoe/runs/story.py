@@ -32,7 +32,7 @@ class Attempt:
     saved_step: int | None = None  # newest durable checkpoint that this attempt published
     steps_lost: int | None = None  # steps done here that nobody could continue from
     save_s: float | None = None  # seconds the leaving save took
-    startup: dict[str, float] = field(default_factory=dict)
+    startup: dict[str, float] = field(default_factory=dict)  # seconds to the first step, by part, in their order; rank 0's
     restart_s: float | None = None  # from the previous attempt's end to this one's first step
 
     @property
@@ -85,7 +85,7 @@ def _apply(attempt: Attempt, event: Event) -> Attempt:
         case "resumed":
             return replace(attempt, resumed_from=int(event["step"]))
         case "first_step":
-            return replace(attempt, startup=dict(event.get("startup") or {}), first_step=event.get("step"))
+            return replace(attempt, startup=_startup(attempt, event), first_step=event.get("step"))
         case "checkpoint_saved":
             return replace(attempt, saved_step=max(attempt.saved_step or 0, int(event["step"])))
         case "left":
@@ -99,6 +99,15 @@ def _apply(attempt: Attempt, event: Event) -> Attempt:
                 end_estimated=bool(event.get("end_estimated")),
             )
     return attempt
+
+
+def _startup(attempt: Attempt, event: Event) -> dict[str, float]:
+    """What rank 0 measured from its first line on, by part; before these "launch": from the job script's arrival to that line."""
+    measured = {str(part): float(seconds) for part, seconds in (event.get("startup") or {}).items()}
+    if not measured:
+        return {}
+    launch = float(event["t"]) - sum(measured.values()) - attempt.started
+    return {"launch": round(max(0.0, launch), 3), **measured}
 
 
 def _lost(attempt: Attempt, next_resumed_from: int | None, durable: int) -> int | None:

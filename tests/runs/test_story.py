@@ -78,6 +78,21 @@ def test_a_next_attempt_that_is_still_loading_does_not_make_everything_look_lost
     assert first.steps_lost == 0
 
 
+def test_start_up_is_told_by_part_from_the_job_scripts_arrival_to_the_first_step() -> None:
+    parts = {"imports": 4.0, "rendezvous": 1.5, "load": 0.25, "first_step": 0.5}
+    events = [started(100, "7.0"), event(108.0, "first_step", "7.0", step=1, startup=parts), started(200, "7.1")]
+    first, second = attempts_of(events, [])
+    assert list(first.startup.items()) == [("launch", 1.75), *parts.items()]
+    assert sum(first.startup.values()) == 108.0 - 100
+    assert second.startup == {}
+    assert first.as_json(now=300)["startup"] == first.startup
+
+
+def test_a_clock_that_was_set_back_makes_no_negative_launch() -> None:
+    events = [started(100, "7.0"), event(101.0, "first_step", "7.0", step=1, startup={"imports": 4.0})]
+    assert attempts_of(events, [])[0].startup == {"launch": 0.0, "imports": 4.0}
+
+
 def test_the_last_sign_of_life_is_the_newest_line_anywhere() -> None:
     assert last_sign_of_life("7.1", PREEMPTED_THEN_KILLED, METRICS) == 300
     assert last_sign_of_life("9.9", PREEMPTED_THEN_KILLED, METRICS) is None

@@ -1,0 +1,44 @@
+"""What `hpcmoe status` shows of runs whose journals are given. Nothing runs, and nobody is asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcmoe.cli import status
+
+JOURNAL: list[dict[str, Any]] = [
+    {"t": 0.0, "event": "planned", "cluster": "testbed", "nodes": 2, "gpus_per_node": 4, "steps": 60, "scheduler": "slurm"},
+    {"t": 1.0, "event": "submitted", "job_id": "7"},
+    {"t": 100.0, "event": "attempt_started", "attempt": "7.0", "job_id": "7", "restart": 0, "nodes": 2, "gpus": 8},
+    {"t": 101.0, "event": "attempt_ended", "attempt": "7.0", "cause": "preempted"},
+    {"t": 200.0, "event": "attempt_started", "attempt": "7.1", "job_id": "7", "restart": 1, "nodes": 2, "gpus": 8},
+    {"t": 208.0, "event": "first_step", "attempt": "7.1", "step": 1, "startup": {"imports": 4.25, "first_step": 0.5}},
+    {"t": 260.0, "event": "attempt_ended", "attempt": "7.1", "cause": "completed"},
+    {"t": 260.0, "event": "finished", "attempt": "7.1", "state": "COMPLETED", "reason": None},
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "abc123"
+    folder.mkdir()
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in JOURNAL))
+    (folder / "metrics.jsonl").write_text(json.dumps({"attempt": "7.1", "step": 1, "t": 208.0, "loss": 5.0}) + "\n")
+    monkeypatch.setenv("HPCMOE_RUNS", str(tmp_path))
+    return folder
+
+
+def test_one_line_tells_where_an_attempts_start_up_time_went(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status.main(["abc123"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "first step" in line]
+    assert lines == ["  7.1: 8.0 s to its first step (launch 3.2, imports 4.2, first step 0.5)"]
+
+
+def test_scripts_get_the_parts_in_seconds(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status.main(["abc123", "--json"]) == 0
+    attempts = json.loads(capsys.readouterr().out)["attempts"]
+    assert [attempt["startup"] for attempt in attempts] == [{}, {"launch": 3.25, "imports": 4.25, "first_step": 0.5}]
