@@ -22,9 +22,13 @@ from hpcmoe.data.loader import Loader
 from hpcmoe.engine import manifest
 from hpcmoe.engine.build import build
 from hpcmoe.engine.callbacks.build import build_callbacks
+from hpcmoe.engine.callbacks.callback import Phase
+from hpcmoe.engine.callbacks.watchdog import Watchdog
 from hpcmoe.engine.checkpoint import Checkpointer, Progress
+from hpcmoe.engine.flight import record_collectives
 from hpcmoe.engine.launch import Launch, check_world, read_launch
 from hpcmoe.engine.mesh import join_world, misplaced, pick_device
+from hpcmoe.engine.numerics import set_numerics
 from hpcmoe.engine.parallelize import init_weights
 from hpcmoe.engine.peak import Peak, find_peak
 from hpcmoe.engine.report import Reporter, quantity
@@ -87,21 +91,31 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
     check_world(launch, config.world_size, config.gpus_per_node)
     sizes = check_engine(config)
     device = pick_device(config.cluster.device, launch.local_rank)
-    _set_numerics(config)
-    join_world(launch, device)
+    set_numerics(config)
+    record_collectives(config.resilience.flight_recorder, run.attempt(launch.attempt), os.environ)
+    watchdog = _watchdog(run, launch, config)
+
+    def turn_to(phase: Phase) -> None:
+        if watchdog is not None:
+            watchdog.entering(0, phase)
+
+    join_world(launch, device, config.resilience.rendezvous_timeout_s, config.resilience.collective_timeout_s)
     _check_placement(sizes)
     clock.mark("rendezvous")
 
+    turn_to("corpus")
     corpus = load_corpus(config.data)
     held_out = config.evaluation.batches * sizes.global_batch if config.evaluation.interval else 0
     loader = Loader(corpus, config.train.seq_len, config.train.seed, held_out)
     clock.mark("corpus")
 
+    turn_to("build")
     seed_everything(config.train.seed, launch.rank)
     built = build(config, sizes, device)
     stages, optimizer = built.stages, built.optimizer
     clock.mark("build")
 
+    turn_to("load")
     journal = Journal(run.journal, launch.attempt) if launch.rank == 0 else None
     facts = _facts(config, sizes)
     run.checkpoints.mkdir(exist_ok=True)
@@ -136,7 +150,9 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
             journal.append("first_step", step=step, startup=clock.parts)
 
     data_rank = built.meshes.data_rank()
-    callbacks = build_callbacks(config, sizes, data_rank, device, built.compute, loader, checkpointer, signals, control, journal)
+    callbacks = build_callbacks(
+        config, sizes, data_rank, device, built.compute, loader, checkpointer, signals, control, journal, watchdog
+    )
     trainer = Trainer(
         config=config,
         sizes=sizes,
@@ -162,13 +178,12 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
     return outcome
 
 
-def _set_numerics(config: Config) -> None:
-    """Threads from the job, not from the host: sums over another number of threads round differently."""
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "") or config.slurm.cpus_per_task or 1))
-    if config.train.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+def _watchdog(run: RunDir, launch: Launch, config: Config) -> Watchdog | None:
+    """One that watches from now on, so that start-up is in its sight."""
+    timeout, startup = config.resilience.hang_timeout_s, config.resilience.hang_startup_timeout_s
+    if not timeout:
+        return None
+    return Watchdog(run, launch.attempt, launch.rank, launch.world_size, timeout, startup).start()
 
 
 def _facts(config: Config, sizes: Sizes) -> dict[str, object]:

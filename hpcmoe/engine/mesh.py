@@ -18,9 +18,6 @@ from hpcmoe.engine.launch import Launch
 from hpcmoe.engine.support import Sizes
 from hpcmoe.errors import UserError
 
-RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-
 
 @dataclass(frozen=True)
 class Meshes:
@@ -59,8 +56,8 @@ def pick_device(kind: str, local_rank: int) -> torch.device:
     return torch.device("cuda", index)
 
 
-def join_world(launch: Launch, device: torch.device) -> None:
-    """Meet the other ranks; a clear error when they do not come."""
+def join_world(launch: Launch, device: torch.device, rendezvous_s: float = 600.0, collective_s: float = 1800.0) -> None:
+    """Meet the other ranks within ``rendezvous_s``; a clear error when they do not come. ``collective_s``: for each operation."""
     os.environ.setdefault("MASTER_ADDR", launch.master_addr)
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     if launch.world_size == 1:
@@ -72,19 +69,19 @@ def join_world(launch: Launch, device: torch.device) -> None:
                 launch.master_port,
                 launch.world_size,
                 is_master=launch.rank == 0,
-                timeout=RENDEZVOUS_TIMEOUT,
+                timeout=timedelta(seconds=rendezvous_s),
             )
         except dist.DistStoreError as error:
             raise RuntimeError(
                 f"rank {launch.rank} of {launch.world_size} did not meet the others at {launch.master_addr}:{launch.master_port} "
-                f"within {RENDEZVOUS_TIMEOUT}"
+                f"within {rendezvous_s:g} s (resilience.rendezvous_timeout_s)"
             ) from error
     dist.init_process_group(
         backend,
         store=store,
         rank=launch.rank,
         world_size=launch.world_size,
-        timeout=COLLECTIVE_TIMEOUT,
+        timeout=timedelta(seconds=collective_s),
         device_id=device if device.type == "cuda" else None,
     )
 

@@ -103,7 +103,7 @@ class Trainer:
         for callback in self.callbacks:
             callback.before_step(step)
         sequences = batch_tokens(self.progress.tokens, self.config.train) // self.config.train.seq_len
-        agreed = self._agree(self._forward_backward(sequences))
+        agreed = self._agree(step, self._forward_backward(step, sequences))
         self._skipped = self._reason_to_skip(step, agreed)
         if self._skipped is None:
             self._update(step, agreed)
@@ -115,18 +115,18 @@ class Trainer:
         self.progress.position += sequences
         return agreed
 
-    def _forward_backward(self, sequences: int) -> StepSums:
+    def _forward_backward(self, step: int, sequences: int) -> StepSums:
         """This rank's microbatches of a batch of ``sequences``; gradients are those of the mean over its tokens."""
         sizes = self.sizes
-        self._entering("data")
+        self._entering(step, "data")
         batches = self.loader.microbatches(self.progress.position, sequences, self.data_rank, sizes.data_ranks, sizes.microbatch)
         here = list(batches)
-        self._entering("compute")
+        self._entering(step, "compute")
         return self.compute.train(here, sequences * self.config.train.seq_len)
 
-    def _agree(self, sums: StepSums) -> Agreed:
+    def _agree(self, step: int, sums: StepSums) -> Agreed:
         """Signals and control files are looked at here, once a step, as late as the reduction allows."""
-        self._entering("agree")
+        self._entering(step, "agree")
         asked = asked_to_stop(self.signals, self._control())
         save = self.lead is not None and not self._honouring_save and self.lead.control.save_asked()
         return reduce_step(sums, signal=asked.signal, control_stop=asked.control, control_save=save)
@@ -142,7 +142,7 @@ class Trainer:
         return None
 
     def _update(self, step: int, agreed: Agreed) -> None:
-        self._entering("update")
+        self._entering(step, "update")
         clip_gradients(self.stages.parameters(), agreed.grad_norm, self.config.optim.clip_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, self.config.train.steps, self.config.optim)
@@ -153,9 +153,9 @@ class Trainer:
     def _control(self) -> ControlFiles | None:
         return self.lead.control if self.lead is not None else None
 
-    def _entering(self, phase: Phase) -> None:
+    def _entering(self, step: int, phase: Phase) -> None:
         for callback in self.callbacks:
-            callback.entering(self.progress.step + 1, phase)
+            callback.entering(step, phase)
 
     def _asked_before_training(self) -> Source | None:
         stop = agree_on_stop(asked_to_stop(self.signals, self._control()), self.device)
@@ -199,7 +199,7 @@ class Trainer:
             self.lead.control.save_done()
             self._honouring_save = False
         if step < self.config.train.steps and (asked or (interval and step % interval == 0)):
-            self._entering("save")
+            self._entering(step, "save")
             self.checkpointer.start(self.stages, self.optimizer, self._snapshot())
             self._honouring_save = self._honouring_save or asked
 
@@ -211,7 +211,7 @@ class Trainer:
             print(f"asked to stop by {source}: saving step {step}", flush=True)
         for callback in self.callbacks:
             callback.before_leaving(step, source)
-        self._entering("save")
+        self._entering(step, "save")
         begun = time.monotonic()
         if step > 0:
             self.checkpointer.save_durably(self.stages, self.optimizer, self._snapshot())

@@ -33,7 +33,7 @@ def depart(run: RunDir, place: Place, rc: int, heard: frozenset[str]) -> int:
     config = raw_config(run)
     record = read_record(run)
     verdict = read_json(run.verdict(place.attempt)) or {}
-    ending = _ending(place, record, verdict, rc, heard, config)
+    ending = _ending(run, place, record, verdict, rc, heard, config)
     cause = cause_of(ending)
     detail = verdict.get("reason") or _detail(run, place, cause, rc)
     journal = Journal(run.journal, place.attempt)
@@ -54,7 +54,7 @@ def depart(run: RunDir, place: Place, rc: int, heard: frozenset[str]) -> int:
     return _carry_out(decision, run, place, journal, config)
 
 
-def _ending(place: Place, record: Record, verdict: dict, rc: int, heard: frozenset[str], config: dict) -> Ending:
+def _ending(run: RunDir, place: Place, record: Record, verdict: dict, rc: int, heard: frozenset[str], config: dict) -> Ending:
     ending = Ending(
         now=time.time(),
         verdict=verdict.get("verdict"),
@@ -62,6 +62,7 @@ def _ending(place: Place, record: Record, verdict: dict, rc: int, heard: frozens
         heard=heard,
         cancel_requested=record.cancel_requested,
         stop_lead_s=float(config["resilience"]["stop_lead_s"]),
+        hung=run.hang(place.attempt).exists(),
     )
     if place.scheduler == "local":
         return ending
@@ -82,7 +83,9 @@ def _ending(place: Place, record: Record, verdict: dict, rc: int, heard: frozens
 
 
 def _detail(run: RunDir, place: Place, cause: Cause, rc: int) -> str | None:
-    """For an ending that nobody asked for: the first rank's own last words, or at least the exit code."""
+    """For an ending that nobody asked for: the watchdog's or the first rank's last words, or at least the exit code."""
+    if cause is Cause.HANG:
+        return str((read_json(run.hang(place.attempt)) or {}).get("reason"))
     if cause not in (Cause.CRASHED, Cause.OUT_OF_MEMORY):
         return None
     for path in sorted(run.attempt(place.attempt).glob("error-rank*.txt")):

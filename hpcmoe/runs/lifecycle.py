@@ -28,12 +28,13 @@ class Cause(StrEnum):
     SIGNALLED = "signalled"  # a stop signal whose sender Slurm does not name
     NODE_FAILURE = "node_failure"
     OUT_OF_MEMORY = "out_of_memory"
+    HANG = "hang"  # the ranks' watchdog ended it
     CRASHED = "crashed"
     UNKNOWN = "unknown"
 
 
 # Endings that nobody outside asked for: only these count against the budget of attempts without progress.
-UNPROVOKED = frozenset({Cause.CRASHED, Cause.OUT_OF_MEMORY, Cause.UNKNOWN})
+UNPROVOKED = frozenset({Cause.HANG, Cause.CRASHED, Cause.OUT_OF_MEMORY, Cause.UNKNOWN})
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Ending:
     heard: frozenset[str]  # signals the batch shell heard: {"USR1", "TERM"}
     cancel_requested: bool  # `hpcmoe cancel` journalled it
     stop_lead_s: float
+    hung: bool = False  # the watchdog left its report
     job_state: str | None = None  # Slurm's base state; None: Slurm could not be asked, or there is no Slurm
     requeueing: bool = False  # Slurm itself is bringing the job back
     preempt_time: float | None = None
@@ -95,6 +97,8 @@ def cause_of(ending: Ending) -> Cause:
         return _STATE_CAUSE[ending.job_state]
     if ending.requeueing:
         return Cause.REQUEUED
+    if ending.hung and ending.verdict is None:
+        return Cause.HANG
     if "USR1" in ending.heard and _near_the_limit(ending):
         return Cause.TIME_LIMIT
     if ending.verdict == "leave" or ending.heard:

@@ -74,5 +74,9 @@ class RunDir:
         """Touched by the batch shell when it hears a signal; covers signals that come before a rank's handlers exist."""
         return self.attempt(attempt) / "notice"
 
+    def hang(self, attempt: str) -> Path:
+        """Written by the ranks' watchdog: nothing moved any more, and who was waited for."""
+        return self.attempt(attempt) / "hang.json"
+
     def rank_log(self, attempt: str, rank: int) -> Path:
         return self.attempt(attempt) / f"rank-{rank:04d}.log"

@@ -56,6 +56,11 @@ def heard(*names: str) -> frozenset[str]:
         (ending(verdict=None, rc=0, job_state="RUNNING"), Cause.CRASHED),
         (ending(verdict=None, rc=1, job_state="OUT_OF_MEMORY"), Cause.OUT_OF_MEMORY),
         (ending(verdict=None, rc=1, job_state="NODE_FAIL"), Cause.NODE_FAILURE),
+        # the watchdog's word, unless somebody asked for the end too
+        (ending(verdict=None, rc=75, hung=True, job_state="RUNNING"), Cause.HANG),
+        (ending(verdict=None, rc=75, hung=True, heard=heard("TERM")), Cause.HANG),
+        (ending(verdict=None, rc=75, hung=True, job_state="RUNNING", preempt_time=NOW - 9), Cause.PREEMPTED),
+        (ending(verdict="completed", rc=75, hung=True), Cause.COMPLETED),
         # Slurm cannot be asked, yet a signal was heard
         (ending(verdict="leave", heard=heard("TERM")), Cause.SIGNALLED),
     ],
@@ -94,6 +99,7 @@ def test_the_cause_of_an_attempt_that_left_no_word(state: str | None, cancelled:
         (Cause.REQUEUED, "slurm", True, Step.SLURM_BRINGS_BACK, None),
         (Cause.SIGNALLED, "slurm", False, Step.COME_BACK, None),
         (Cause.CRASHED, "slurm", False, Step.COME_BACK, None),
+        (Cause.HANG, "slurm", False, Step.COME_BACK, None),
         (Cause.NODE_FAILURE, "slurm", False, Step.COME_BACK, None),
         (Cause.CRASHED, "local", False, Step.COME_BACK, None),
         # on a laptop nobody preempts: whoever kills the processes wants them gone

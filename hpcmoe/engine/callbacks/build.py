@@ -9,6 +9,7 @@ from hpcmoe.data.loader import Loader
 from hpcmoe.engine.callbacks.callback import Callback
 from hpcmoe.engine.callbacks.evaluation import Evaluation
 from hpcmoe.engine.callbacks.skip import SkipStep
+from hpcmoe.engine.callbacks.watchdog import Watchdog
 from hpcmoe.engine.checkpoint import Checkpointer
 from hpcmoe.engine.compute import Compute
 from hpcmoe.engine.stop import ControlFiles, StopSignals
@@ -27,12 +28,16 @@ def build_callbacks(
     signals: StopSignals,
     control: ControlFiles | None,
     journal: Journal | None,
+    watchdog: Watchdog | None,
 ) -> list[Callback]:
-    """``control`` and ``journal``: rank 0's."""
-    callbacks: list[Callback] = [SkipStep(config.train.skip, journal, lambda: checkpointer.saved_step, config.optim.lr)]
+    """``control`` and ``journal``: rank 0's. ``watchdog`` has been there since the process began."""
+    callbacks: list[Callback] = [] if watchdog is None else [watchdog]
+    callbacks.append(SkipStep(config.train.skip, journal, lambda: checkpointer.saved_step, config.optim.lr))
     if config.evaluation.interval:
         evaluation = Evaluation(
             config.evaluation, config.train.steps, compute, loader, sizes, data_rank, device, signals, control
         )
+        if watchdog is not None:
+            evaluation.tell_phase = watchdog.entering
         callbacks.append(evaluation)
     return callbacks
