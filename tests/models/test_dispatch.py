@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import get_args
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcmoe.models.dispatch import block_places, gather_rows, layout_rows, run_experts, scatter_rows, sorted_places
 from hpcmoe.models.experts import Experts, Kernel
+from tests.engine.ranks import run_together
+from tests.models import dispatch_cases
+from tests.models.dispatch_cases import by_token
 
 CPU = torch.device("cpu")
 
@@ -70,18 +73,6 @@ def test_scatter_and_gather_are_each_others_gradient(rows: int, repeat: int, ext
     assert torch.autograd.gradcheck(lambda t: gather_rows(t, place), y)
 
 
-def by_token(x: torch.Tensor, chosen: torch.Tensor, weight: torch.Tensor, experts: Experts) -> torch.Tensor:
-    """The definition: each token through each of its experts, one at a time."""
-    rows = []
-    for token in range(len(x)):
-        total = torch.zeros_like(x[token])
-        for k, expert in enumerate(chosen[token].tolist()):
-            inner = F.silu(experts.w1_EFD[expert] @ x[token]) * (experts.w3_EFD[expert] @ x[token])
-            total = total + weight[token, k] * (experts.w2_EDF[expert] @ inner)
-        rows.append(total)
-    return torch.stack(rows)
-
-
 @pytest.mark.parametrize("kernel", get_args(Kernel))
 @pytest.mark.parametrize("multiple", [1, 4])
 @given(case=routings(), seed=st.integers(0, 1000))
@@ -110,23 +101,28 @@ def test_experts_equal_a_loop_over_tokens(kernel: Kernel, multiple: int, case: t
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-3)
 
 
-def test_the_order_within_a_tokens_choice_does_not_matter() -> None:
-    experts = Experts(4, 4, 8)
+@given(case=routings(), seed=st.integers(0, 1000))
+@settings(max_examples=25, deadline=None)
+def test_the_order_within_a_tokens_choice_does_not_matter(case: tuple[torch.Tensor, int], seed: int) -> None:
+    chosen, count = case
+    generator = torch.Generator().manual_seed(seed)
+    experts = Experts(count, 4, 8)
     for weight in experts.parameters():
-        torch.nn.init.normal_(weight)
-    x, chosen, weights = torch.randn(5, 4), torch.tensor([[0, 2], [1, 3], [3, 0], [2, 1], [0, 1]]), torch.rand(5, 2)
-    counts = torch.bincount(chosen.flatten(), minlength=4)
+        torch.nn.init.normal_(weight, generator=generator)
+    x = torch.randn(len(chosen), 4, generator=generator, requires_grad=True)
+    weights = torch.rand(chosen.shape, generator=generator)
+    counts = torch.bincount(chosen.flatten(), minlength=count)
+    orders = torch.stack([torch.randperm(chosen.shape[1], generator=generator) for _ in chosen])
+    probe = torch.randn(x.shape, generator=generator)
 
-    def out(order: list[int]) -> torch.Tensor:
-        return run_experts(
-            x,
-            chosen[:, order],
-            weights[:, order],
-            counts,
-            lambda rows, layout: experts(rows, layout, "grouped_mm"),
-            1,
-            False,
-            None,
-        )
+    def train(chosen: torch.Tensor, weights: torch.Tensor) -> list[torch.Tensor]:
+        out = run_experts(x, chosen, weights, counts, lambda rows, layout: experts(rows, layout, "grouped_mm"), 1, False, None)
+        return [out, *torch.autograd.grad((out * probe).sum(), [x, *experts.parameters()])]
 
-    torch.testing.assert_close(out([0, 1]), out([1, 0]))
+    for one, other in zip(train(chosen, weights), train(chosen.gather(1, orders), weights.gather(1, orders)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.multiprocess
+def test_outputs_and_gradients_are_the_same_for_every_degree_of_expert_parallelism(tmp_path: Path) -> None:
+    run_together(4, tmp_path, dispatch_cases.every_ep_equals_a_loop_over_tokens)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hpcmoe.config.model_schema import ModelConfig
 from hpcmoe.models.router import Router, balance_loss, limit_to_groups, route, z_loss
@@ -119,3 +121,59 @@ def test_the_z_loss_is_the_mean_squared_logsumexp() -> None:
     logits = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
     log2 = torch.tensor(2.0).log().item()
     assert z_loss(logits).item() == pytest.approx((log2**2 + (1 + log2) ** 2) / 2)
+
+
+def by_hand(logits: list[float], bias: list[float], config: ModelConfig) -> tuple[list[float], list[float]]:
+    """(choice scores, weights before choosing) of one token, written out in fp64."""
+    values = torch.tensor(logits, dtype=torch.float64)
+    if config.score == "sigmoid":
+        scores = values.sigmoid()
+    else:
+        scores = values if config.score == "topk_softmax" else values.softmax(-1)
+    choice = scores + torch.tensor(bias, dtype=torch.float64)
+    if config.groups > 1:
+        groups = choice.view(config.groups, -1)
+        best = groups.topk(min(2, groups.shape[1]), -1).values if config.score == "sigmoid" else groups.amax(-1, keepdim=True)
+        kept = best.sum(-1).topk(config.top_groups).indices
+        choice = torch.full_like(groups, -torch.inf).index_copy(0, kept, groups[kept]).flatten()
+    return choice.tolist(), scores.tolist()
+
+
+@given(data=st.data(), score=st.sampled_from(["softmax", "sigmoid", "topk_softmax"]), groups=st.sampled_from([1, 2]))
+@settings(max_examples=150, deadline=None)
+def test_routing_equals_a_loop_over_tokens_ties_included(data: st.DataObject, score: str, groups: int) -> None:
+    """Few possible logits, so that ties are common: then the choice is one of the best ones, whichever."""
+    experts, tokens = 4, data.draw(st.integers(1, 4))
+    top_groups = data.draw(st.integers(1, groups))
+    top_k = data.draw(st.integers(1, experts // groups * top_groups))
+    number = st.sampled_from([-1.5, -0.25, 0.0, 0.25, 2.0])
+    rows = data.draw(st.lists(st.lists(number, min_size=experts, max_size=experts), min_size=tokens, max_size=tokens))
+    bias = data.draw(st.lists(st.sampled_from([-1.0, 0.0, 0.5]), min_size=experts, max_size=experts))
+    norm = data.draw(st.booleans())
+    config = model(score=score, groups=groups, top_groups=top_groups, top_k=top_k, norm_topk=norm, route_scale=1.5)
+    routing = route(torch.tensor(rows), torch.tensor(bias), config)
+    assert routing.experts_TK.shape == routing.weights_TK.shape == (tokens, top_k)
+    for token, logits in enumerate(rows):
+        choice, scores = by_hand(logits, bias, config)
+        chosen = routing.experts_TK[token].tolist()
+        assert len(set(chosen)) == top_k
+        if groups == 1 or top_groups == groups:  # ties between groups may fall either way
+            best = sorted(choice, reverse=True)[:top_k]
+            assert sorted((choice[e] for e in chosen), reverse=True) == pytest.approx(best, abs=1e-6)
+        picked = torch.tensor([scores[e] for e in chosen], dtype=torch.float64)
+        if score == "topk_softmax":
+            picked = picked.softmax(-1)
+        elif norm:
+            picked = picked / picked.sum()
+        assert routing.weights_TK[token].tolist() == pytest.approx((1.5 * picked).tolist(), rel=1e-5)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=40, deadline=None)
+def test_a_token_stays_within_its_best_groups(seed: int) -> None:
+    logits = torch.randn(6, 12, generator=torch.Generator().manual_seed(seed))
+    config = model(experts=12, groups=4, top_groups=2, top_k=3, score="sigmoid")
+    routing = route(logits, torch.zeros(12), config)
+    for token in range(6):
+        best = logits[token].sigmoid().view(4, 3).topk(2, -1).values.sum(-1).topk(2).indices.tolist()
+        assert {expert // 3 for expert in routing.experts_TK[token].tolist()} <= set(best)
