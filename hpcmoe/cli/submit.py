@@ -28,7 +28,7 @@ usage: hpcmoe submit [OVERRIDES] [FLAGS]
 
 Starts a run, or with -m a sweep of runs. Overrides are Hydra's: group=option, key=value, +key=value, ~key.
 
-  --wait             follow the run and exit with its result
+  --wait             follow the run and exit with its result; with -m, follow all runs and exit with the worst
   --dry-run          print the job script and the resolved config; submit nothing
   --json             one JSON document on stdout; messages go to stderr
   -m, --multirun     one run for each point of key=a,b,c, as one Slurm array

@@ -119,12 +119,16 @@ def _report(directory: Path, points: list[SweptPoint], args: argparse.Namespace)
 
 
 def _wait(document: dict[str, Any], messages: Any) -> int:
-    """See every run to its end, one after the other; the worst exit code of all."""
-    from hpcmoe.runs.supervise import EXIT_CODES, supervise
+    """See all runs to their ends, whichever comes first; the exit code of the one that needs a person most."""
+    from hpcmoe.cli.wait import INTERRUPTED
+    from hpcmoe.runs.supervise import supervise_all, worst_exit_code
 
-    worst = 0
-    for facts in document["runs"]:
-        view = supervise(RunDir(Path(facts["run_dir"])), lambda line: print(line, file=messages, flush=True), None)
+    runs = [RunDir(Path(facts["run_dir"])) for facts in document["runs"]]
+    try:
+        views = supervise_all(runs, lambda line: print(line, file=messages, flush=True))
+    except KeyboardInterrupt:
+        print("\nthe runs go on; `hpcmoe wait RUN` follows one of them again, `hpcmoe cancel RUN` ends it", file=sys.stderr)
+        return INTERRUPTED
+    for facts, view in zip(document["runs"], views, strict=True):
         facts.update(view.as_json(time.time()))
-        worst = max(worst, EXIT_CODES[view.state])
-    return worst
+    return worst_exit_code(views)
