@@ -135,29 +135,24 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
 
     peak = find_peak(config, device, launch.local_world_size)
     clock.mark("peak")
-    lead = control = None
+    lead = None
     if journal is not None:
-        control = ControlFiles(run.control, run.notice(launch.attempt))
         for line in _banner(config, sizes, device, corpus, peak, progress):
             print(line, flush=True)
         tensorboard = run.tensorboard if config.logging.tensorboard else None
         reporter = Reporter(run.metrics, tensorboard, progress.step + 1, config.train.steps, config.logging.interval, peak)
-        lead = Lead(journal, control, reporter)
+        lead = Lead(journal, ControlFiles(run.control, run.notice(launch.attempt)), reporter)
 
     def first_step(step: int) -> None:
         clock.mark("first_step")
         if journal is not None:
             journal.append("first_step", step=step, startup=clock.parts)
 
-    data_rank = built.meshes.data_rank()
-    callbacks = build_callbacks(
-        config, sizes, data_rank, device, built.compute, loader, checkpointer, signals, control, journal, watchdog
-    )
     trainer = Trainer(
         config=config,
         sizes=sizes,
         attempt=launch.attempt,
-        data_rank=data_rank,
+        data_rank=built.meshes.data_rank(),
         device=device,
         stages=stages,
         compute=built.compute,
@@ -169,8 +164,8 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
         peak=peak,
         lead=lead,
         on_first_step=first_step,
-        callbacks=callbacks,
     )
+    trainer.callbacks = build_callbacks(trainer, launch.rank, run.attempt(launch.attempt), watchdog)
     outcome = trainer.run()
     if lead is not None:
         lead.reporter.close()

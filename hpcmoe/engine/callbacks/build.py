@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-import torch
+from pathlib import Path
 
-from hpcmoe.config.schema import Config
-from hpcmoe.data.loader import Loader
 from hpcmoe.engine.callbacks.callback import Callback
 from hpcmoe.engine.callbacks.evaluation import Evaluation
+from hpcmoe.engine.callbacks.profiler import Profiler
 from hpcmoe.engine.callbacks.skip import SkipStep
 from hpcmoe.engine.callbacks.watchdog import Watchdog
-from hpcmoe.engine.checkpoint import Checkpointer
-from hpcmoe.engine.compute import Compute
-from hpcmoe.engine.stop import ControlFiles, StopSignals
-from hpcmoe.engine.support import Sizes
-from hpcmoe.runs.journal import Journal
+from hpcmoe.engine.trainer import Trainer
 
 
-def build_callbacks(
-    config: Config,
-    sizes: Sizes,
-    data_rank: int,
-    device: torch.device,
-    compute: Compute,
-    loader: Loader,
-    checkpointer: Checkpointer,
-    signals: StopSignals,
-    control: ControlFiles | None,
-    journal: Journal | None,
-    watchdog: Watchdog | None,
-) -> list[Callback]:
-    """``control`` and ``journal``: rank 0's. ``watchdog`` has been there since the process began."""
+def build_callbacks(trainer: Trainer, rank: int, folder: Path, watchdog: Watchdog | None = None) -> list[Callback]:
+    """Those that ``trainer``'s config asks for. ``folder``: the attempt's; ``watchdog``: there since the process began."""
+    config, checkpointer = trainer.config, trainer.checkpointer
+    journal = trainer.lead.journal if trainer.lead is not None else None
     callbacks: list[Callback] = [] if watchdog is None else [watchdog]
     callbacks.append(SkipStep(config.train.skip, journal, lambda: checkpointer.saved_step, config.optim.lr))
+    profiler = config.logging.profiler
+    if profiler.first_step is not None and rank in profiler.ranks:
+        callbacks.append(Profiler(profiler, folder, rank))
     if config.evaluation.interval:
-        evaluation = Evaluation(
-            config.evaluation, config.train.steps, compute, loader, sizes, data_rank, device, signals, control
-        )
-        if watchdog is not None:
-            evaluation.tell_phase = watchdog.entering
-        callbacks.append(evaluation)
+        callbacks.append(_evaluation(trainer, watchdog))
     return callbacks
+
+
+def _evaluation(trainer: Trainer, watchdog: Watchdog | None) -> Evaluation:
+    evaluation = Evaluation(
+        config=trainer.config.evaluation,
+        steps=trainer.config.train.steps,
+        compute=trainer.compute,
+        loader=trainer.loader,
+        sizes=trainer.sizes,
+        data_rank=trainer.data_rank,
+        device=trainer.device,
+        signals=trainer.signals,
+        control=trainer.lead.control if trainer.lead is not None else None,
+    )
+    if watchdog is not None:
+        evaluation.tell_phase = watchdog.entering
+    return evaluation

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import random
 import re
@@ -23,26 +25,30 @@ from hpcmoe.config.schema import (
     Config,
     EvaluationConfig,
     LayoutConfig,
+    LoggingConfig,
     Precision,
     PrecisionConfig,
+    ProfilerConfig,
     SkipConfig,
     TrainConfig,
 )
 from hpcmoe.data.corpus import load_corpus
 from hpcmoe.data.loader import Loader
 from hpcmoe.engine.agreement import Agreed, StepSums
+from hpcmoe.engine.callbacks.build import build_callbacks
 from hpcmoe.engine.callbacks.callback import Callback, Evaluated, Told
 from hpcmoe.engine.callbacks.evaluation import Evaluation
-from hpcmoe.engine.callbacks.skip import SkipStep
+from hpcmoe.engine.callbacks.profiler import Profiler
 from hpcmoe.engine.optimizer import local_squared_norm
 from hpcmoe.engine.parallelize import initial_values
+from hpcmoe.engine.report import Reporter
 from hpcmoe.engine.restore import load_newest
 from hpcmoe.engine.rng import seed_everything
 from hpcmoe.engine.schedule import batch_tokens
-from hpcmoe.engine.stop import HEARD
-from hpcmoe.engine.trainer import Trainer
+from hpcmoe.engine.stop import HEARD, ControlFiles
+from hpcmoe.engine.trainer import Lead, Trainer
 from hpcmoe.errors import UserError
-from hpcmoe.runs.journal import Journal, read_journal
+from hpcmoe.runs.journal import Journal, iter_json_lines, read_journal
 from tests.engine import parity_cases
 from tests.engine.parity_cases import everything
 from tests.engine.ranks import small_config, small_model
@@ -64,17 +70,11 @@ def trainer_of(config: Config, folder: Path) -> Trainer:
     journal = Journal(folder / "events.jsonl", "test.0") if dist.get_rank() == 0 else None
     trainer = parity_cases.build(config, loader, folder, journal)
     trainer.progress.held_out = held_out
-    skip = SkipStep(config.train.skip, journal, lambda: trainer.checkpointer.saved_step, config.optim.lr)
-    trainer.callbacks = [skip, *evaluations(trainer), Results()]
+    if journal is not None:
+        reporter = Reporter(folder / "metrics.jsonl", None, 1, config.train.steps, 1, trainer.peak)
+        trainer.lead = Lead(journal, ControlFiles(folder / "control", folder / "notice"), reporter)
+    trainer.callbacks = [*build_callbacks(trainer, dist.get_rank(), folder), Results()]
     return trainer
-
-
-def evaluations(trainer: Trainer) -> list[Evaluation]:
-    config = trainer.config
-    if not config.evaluation.interval:
-        return []
-    place = (trainer.compute, trainer.loader, trainer.sizes, trainer.data_rank, trainer.device)
-    return [Evaluation(config.evaluation, config.train.steps, *place, trainer.signals, None)]
 
 
 class Results(Callback):
@@ -243,7 +243,7 @@ def evaluation_changes_nothing_and_is_right(text: Path, scratch: Path) -> None:
     config = config_of(text, 1, evaluation=evaluation)
     for layout in (config.layout, PIPELINE):
         fresh = trainer_of(replace(config, layout=layout), scratch / f"fresh-{layout.pp}")
-        (callback,) = evaluations(fresh)
+        (callback,) = [callback for callback in fresh.callbacks if isinstance(callback, Evaluation)]
         told = callback.after_step(2, Agreed(0.0, 1, 0.0, 0.0, 0.0, torch.zeros(1, 1), False, False, False), None)
         assert told.evaluated is not None
         assert told.evaluated.tokens == 2 * BATCH * SEQ
@@ -277,6 +277,15 @@ def a_stop_is_heard_within_one_evaluation_batch(text: Path, scratch: Path) -> No
     assert back.run().verdict == "completed"
     assert results(back).evaluations == results(whole).evaluations, "what was cut short is done again"
     same_state(whole, back)
+    if dist.get_rank() == 0:
+        at = results(whole).evaluations
+        assert written(scratch / "whole") == [(1, None, None), (2, 2, at[2]), (3, None, None), (4, 4, at[4])]
+        assert written(scratch / "stopped-2") == [(3, 2, at[2]), (4, 4, at[4])]
+
+
+def written(folder: Path) -> list[tuple[int, int | None, float | None]]:
+    """Each line's step and what it says of an evaluation."""
+    return [(line["step"], line["eval_step"], line["eval_loss"]) for line in iter_json_lines(folder / "metrics.jsonl")]
 
 
 def signal_in_the_middle(owner: Any, method: str, nth: int, rank: int) -> list[int]:
@@ -337,3 +346,25 @@ def the_batch_grows_alike_in_every_layout_and_after_a_resume(text: Path, scratch
         assert count == expected[2]
         assert abs(loss - expected[0]) < 1e-4, step
         assert abs(norm / expected[1] - 1) < 1e-3, step
+
+
+def a_window_of_steps_is_traced(text: Path, scratch: Path) -> None:
+    rank = dist.get_rank()
+    config = config_of(text, 4, logging=LoggingConfig(tensorboard=False))
+    config.logging.profiler = ProfilerConfig(first_step=2, steps=2, ranks=[1])
+    trainer_of(config, scratch / "window").run()
+    config.logging.profiler = ProfilerConfig(first_step=4, steps=5, ranks=[0])
+    trainer_of(config, scratch / "cut").run()
+    dist.barrier()
+    (trace,) = (scratch / "window").glob("profile-*")
+    assert trace.name == "profile-rank0001-steps-2-3.json.gz"
+    if rank == 0:
+        names = {event.get("name", "") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
+        assert "aten::mm" in names or "aten::bmm" in names
+        assert any("gloo" in name for name in names)
+        assert [path.name for path in (scratch / "cut").glob("profile-*")] == ["profile-rank0000-steps-4-4.json.gz"]
+        small = Profiler(ProfilerConfig(first_step=1, steps=1, max_mb=0), scratch, 0)
+        small.before_step(1)
+        torch.ones(4) @ torch.ones(4)
+        small.close()
+        assert not list(scratch.glob("profile-*"))
