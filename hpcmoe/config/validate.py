@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hpcmoe.config.choices import CHOICES, POSITIVE, ZERO_OR_MORE
 from hpcmoe.config.schema import Config, Precision, TrainConfig
+from hpcmoe.config.slurm_words import check_slurm_words
 from hpcmoe.errors import UserError, unknown_name
 
 MOST_PROFILED_STEPS = 20
@@ -163,6 +164,7 @@ def _features(config: Config) -> None:
 
 
 def _slurm(config: Config) -> None:
+    check_slurm_words(config.slurm)
     time, lead = config.slurm.time, config.resilience.stop_lead_s
     if time is None:
         return
