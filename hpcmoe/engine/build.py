@@ -29,6 +29,8 @@ def build_parts(config: Config, sizes: Sizes, device: torch.device) -> tuple[Mes
     meshes = build_meshes(sizes, device)
     stages = build_stages(config.model, config.train.seq_len, sizes, meshes.dense["pp"].get_local_rank())
     parallelize(stages, meshes, config.precision)
+    for part in stages.parts:
+        part.set_recompute(config.layout.recompute)
     return meshes, stages
 
 
@@ -44,5 +46,5 @@ def build(config: Config, sizes: Sizes, device: torch.device) -> Built:
     """Everything of the model on ``device``, with initial values."""
     meshes, stages = build_parts(config, sizes, device)
     materialize(stages, device, config.train.seed)
-    optimizer = build_optimizer(stages.parameters(), config.optim)
+    optimizer = build_optimizer(stages.parameters(), config.optim, config.precision.moments)
     return Built(meshes, stages, optimizer, Compute(stages, passes(config, sizes, meshes, stages, device), device))

@@ -12,21 +12,23 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hpcmoe.config.schema import OptimConfig
+from hpcmoe.engine.bf16_moments import AdamWBf16Moments, new_moments
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], optim: OptimConfig) -> torch.optim.AdamW:
-    """Groups by mesh (a fused step takes one mesh) and by decay: norms and biases, the one-dimensional ones, do not decay."""
+def build_optimizer(parameters: Iterable[nn.Parameter], optim: OptimConfig, moments: str = "fp32") -> torch.optim.Optimizer:
+    """``moments``: the dtype they are stored in, fp32 or bf16.
+
+    Groups by mesh (a fused step takes one mesh) and by decay: norms and biases, the one-dimensional ones, do not decay.
+    """
     groups: dict[tuple[object, bool], list[nn.Parameter]] = {}
     for parameter in parameters:
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         groups.setdefault((mesh, parameter.dim() > 1), []).append(parameter)
-    return torch.optim.AdamW(
-        [{"params": group, "weight_decay": optim.weight_decay if decays else 0.0} for (_, decays), group in groups.items()],
-        lr=optim.lr,
-        betas=(optim.betas[0], optim.betas[1]),
-        eps=optim.eps,
-        fused=True,
-    )
+    params = [{"params": group, "weight_decay": optim.weight_decay if decays else 0.0} for (_, decays), group in groups.items()]
+    betas = (optim.betas[0], optim.betas[1])
+    if moments == "bf16":
+        return AdamWBf16Moments(params, optim.lr, betas, optim.eps)
+    return torch.optim.AdamW(params, lr=optim.lr, betas=betas, eps=optim.eps, fused=True)
 
 
 @torch.no_grad()
@@ -38,13 +40,14 @@ def named_moments(
     One flat table for all meshes: dense and expert moments cannot be mixed up, and any layout can read another's.
     """
     moments = {}
+    in_bf16 = isinstance(optimizer, AdamWBf16Moments)
     for name, parameter in parameters:
         if not optimizer.state[parameter]:
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+            optimizer.state[parameter] = new_moments(
+                parameter,
+                torch.bfloat16 if in_bf16 else torch.float32,
+                torch.device("cpu") if in_bf16 else parameter.device,
+            )
         moments[name] = dict(optimizer.state[parameter])
     return moments
 

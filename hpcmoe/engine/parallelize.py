@@ -79,7 +79,7 @@ def shard(part: Transformer, meshes: Meshes, precision: PrecisionConfig, keep_ga
     """FSDP2 over experts, blocks, and what is left. ``keep_gathered``: from the first microbatch to the last, for pipelines."""
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if precision.name is Precision.bf16 else None,
-        reduce_dtype=torch.float32,
+        reduce_dtype=torch.bfloat16 if precision.reduce == "bf16" else torch.float32,
         cast_forward_inputs=False,  # rotary tables and router inputs choose their own dtype
     )
     wrap = partial(fully_shard, mp_policy=policy, reshard_after_forward=not keep_gathered)

@@ -6,6 +6,7 @@ Not for saving (hpcmoe.engine.checkpoint).
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,13 @@ def load_newest(
         progress = None
         if reason is None:
             try:
-                progress = _load(directory, stages, optimizer, group)
+                progress, converted = _load(directory, stages, optimizer, group)
             except CheckpointException as error:
                 reason = f"cannot be loaded: {_first_cause(error)}"
         if progress is not None:
             if journal is not None:
-                journal.append("resumed", step=progress.step, checkpoint=directory.name)
+                changed = {"moments": converted} if converted else {}
+                journal.append("resumed", step=progress.step, checkpoint=directory.name, **changed)
             return progress
         if journal is not None:
             journal.append("checkpoint_skipped", checkpoint=directory.name, reason=reason)
@@ -68,7 +70,10 @@ def _agreed_damage(directory: Path, full: bool, facts: dict[str, Any], group: di
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _load(directory: Path, stages: Stages, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> Progress:
+def _load(
+    directory: Path, stages: Stages, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+) -> tuple[Progress, str | None]:
+    """(progress, what became of moments that were stored in another dtype than this optimizer's)."""
     reader = dcp.FileSystemReader(directory)
     state = collect_state(stages, optimizer, Progress())
     held = reader.read_metadata().state_dict_metadata
@@ -78,7 +83,15 @@ def _load(directory: Path, stages: Stages, optimizer: torch.optim.Optimizer, gro
     dcp.load(state, storage_reader=reader, process_group=group)  # into the live tensors, all of them
     if "rng" in state:
         set_rng_state(next(iter(state["rng"].values())))
-    return Progress(**state["progress"])
+    return Progress(**state["progress"]), _conversion(held, state["optim"])
+
+
+def _conversion(held: Mapping[str, Any], moments: dict[str, dict[str, torch.Tensor]]) -> str | None:
+    """fp32 into bf16 rounds to the nearest value, bf16 into fp32 is exact; None when nothing was converted."""
+    for name, entry in moments.items():
+        stored, here = held[f"optim.{name}.exp_avg"].properties.dtype, entry["exp_avg"].dtype
+        return None if stored == here else f"{str(stored).removeprefix('torch.')} to {str(here).removeprefix('torch.')}"
+    return None
 
 
 def _first_cause(error: CheckpointException) -> str:

@@ -12,8 +12,12 @@ from hpcmoe.config.schema import Config, Precision
 from hpcmoe.data.tokenizer import check_vocabulary
 from hpcmoe.engine.schedule import batch_stairs
 from hpcmoe.errors import UserError
-from hpcmoe.models.partition import chunks, schedule_violation
+from hpcmoe.models.partition import SPLIT_BACKWARD, chunks, schedule_violation
 from hpcmoe.models.support import check_model, shared_width
+
+# A bf16 value's neighbours are 2^-8 to 2^-7 of it away. With beta = 0.999 a moment could never decay: 0.1 % is less than half of
+# that. With 0.99 one step without gradients takes 1 % off, more than a whole neighbour's distance.
+HIGHEST_BETA = 0.99
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,31 @@ def layout_violation(model: ModelConfig, seq_len: int, sizes: Sizes) -> str | No
     return schedule_violation(sizes.schedule, sizes.pp, sizes.global_batch // sizes.data_ranks // sizes.microbatch)
 
 
+def recompute_violation(recompute: str, schedule: str, pp: int) -> str | None:
+    """Why blocks cannot be computed again under this schedule; None when they can.
+
+    Schedules that split the backward pass walk a block's graph once for its input and once for each group of weights, and every
+    walk would compute the block again.
+    """
+    if recompute != "none" and pp > 1 and schedule in SPLIT_BACKWARD:
+        return (
+            f"layout.recompute={recompute} does not go with layout.schedule={schedule}, which would compute a block again for "
+            "each part of its backward pass; use recompute=none, or 1F1B, GPipe, Interleaved1F1B or LoopedBFS"
+        )
+    return None
+
+
+def betas_violation(betas: list[float]) -> str | None:
+    """Why moments with these betas cannot be kept in bf16; None when they can."""
+    beyond = [beta for beta in betas if beta > HIGHEST_BETA]
+    if not beyond:
+        return None
+    return (
+        f"precision.moments=bf16 with optim.betas={betas}: bf16 rounds away what a moment of beta={max(beyond)} changes in a "
+        f"step; use betas up to {HIGHEST_BETA}, or precision.moments=fp32"
+    )
+
+
 def _warmup_violation(config: Config, sizes: Sizes) -> str | None:
     """What makes a batch smaller than the whole one impossible; None when each can be trained on."""
     unit = config.train.seq_len * sizes.data_ranks * sizes.microbatch
@@ -123,10 +152,12 @@ def check_engine(config: Config) -> Sizes:
     problem = _warmup_violation(config, sizes)
     if problem is not None:
         raise UserError(problem)
-    if config.layout.recompute != "none":
-        raise UserError(f"layout.recompute={config.layout.recompute}: this engine trains with recompute=none")
+    problem = recompute_violation(config.layout.recompute, sizes.schedule, sizes.pp)
+    if problem is not None:
+        raise UserError(problem)
     if config.precision.name is Precision.fp8:
         raise UserError("precision.name=fp8: this engine trains in bf16 or fp32")
-    if config.precision.moments != "fp32" or config.precision.reduce != "fp32":
-        raise UserError("precision.moments and precision.reduce: this engine keeps both in fp32")
+    problem = betas_violation(config.optim.betas) if config.precision.moments == "bf16" else None
+    if problem is not None:
+        raise UserError(problem)
     return sizes

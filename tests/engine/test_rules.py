@@ -18,7 +18,7 @@ from hpcmoe.engine.schedule import learning_rate
 from hpcmoe.engine.stop import StopSignals
 from hpcmoe.engine.support import check_engine
 from hpcmoe.errors import UserError
-from tests.engine.ranks import small_config
+from tests.engine.ranks import small_config, small_model
 
 
 def rates(steps: list[int], **optim: Any) -> list[float]:
@@ -142,7 +142,17 @@ def test_a_world_of_another_size_is_refused() -> None:
             "must be a multiple of 4 data-parallel ranks x layout.microbatch=3",
         ),
         ({"layout": LayoutConfig(ep=1, dp_shard=1, tp=4, microbatch=1)}, "layout.tp=4 does not divide model.kv_heads=2"),
-        ({"layout": LayoutConfig(ep=1, dp_shard=4, microbatch=1, recompute="full")}, "layout.recompute=full"),
+        (
+            {
+                "model": small_model(layers=4),
+                "layout": LayoutConfig(ep=1, dp_shard=2, pp=2, schedule="ZBVZeroBubble", microbatch=1, recompute="full"),
+            },
+            "layout.recompute=full does not go with layout.schedule=ZBVZeroBubble",
+        ),
+        (
+            {"precision": PrecisionConfig(moments="bf16"), "optim": OptimConfig(lr=1.0, betas=[0.9, 0.999])},
+            "bf16 rounds away what a moment of beta=0.999 changes",
+        ),
         ({"layout": LayoutConfig()}, "submit resolves them"),
         ({"precision": PrecisionConfig(name=Precision.fp8)}, "this engine trains in bf16 or fp32"),
     ],
