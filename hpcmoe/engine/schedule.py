@@ -14,7 +14,7 @@ def learning_rate(step: int, steps: int, optim: OptimConfig) -> float:
     would begin inside the warm-up only the part behind it remains.
     """
     if step <= optim.warmup_steps:
-        return optim.lr * step / optim.warmup_steps
+        return optim.lr * (step / optim.warmup_steps)
     low = optim.lr * optim.min_lr_ratio
     after_warmup = max(1, steps - optim.warmup_steps)
     if optim.schedule == "constant":

@@ -44,8 +44,7 @@ REFUSED = [
     (["model.first_dense_layers=1"], "model.first_dense_layers=1 needs model.ffn"),
     # what this version's engine has no code for
     (["model.vocab_size=200"], "model.vocab_size=200 is too small for data.tokenizer=byte, which has 257 tokens"),
-    (["layout.recompute=full"], "layout.recompute=full: this engine trains with recompute=none"),
-    (["precision.moments=bf16"], "precision.moments"),
+    (["precision.moments=bf16", "optim.betas=[0.9,0.999]"], "use betas up to 0.99, or precision.moments=fp32"),
     (["model=deepseek_v2_lite", "precision=bf16", "train.global_batch_tokens=4096"], "can be planned but not trained yet"),
     # cluster
     (["nodes=2"], "nodes=2: cluster=local is this machine alone; set nodes=1, or choose a Slurm cluster"),
@@ -65,6 +64,25 @@ REFUSED = [
     (["optim.betas=[0.9,1.0]"], "optim.betas=[0.9, 1.0] must be two numbers"),
     (["optim.min_lr_ratio=2"], "optim.min_lr_ratio=2.0 must be at most 1"),
     (["optim.schedule=wsd", "optim.decay_steps=95", "train.steps=100"], "are more than train.steps=100"),
+    # a growing batch
+    (
+        ["train.batch_warmup.start_tokens=700", "train.batch_warmup.tokens=9"],
+        "increment_tokens=700 (null: start_tokens) must divide train.global_batch_tokens - start_tokens = 3396",
+    ),
+    (
+        ["train.batch_warmup.start_tokens=1000", "train.batch_warmup.tokens=9", "train.batch_warmup.increment_tokens=1032"],
+        "train.batch_warmup.start_tokens=1000 must be a multiple of train.seq_len=128 x 4 data-parallel ranks = 512; "
+        "512 or 1024 would do",
+    ),
+    (["train.batch_warmup.start_tokens=4096", "train.batch_warmup.tokens=9"], "must be below train.global_batch_tokens=4096"),
+    (["train.batch_warmup.start_tokens=1024"], "needs train.batch_warmup.tokens"),
+    (
+        ["train.batch_warmup.start_tokens=512", "train.batch_warmup.tokens=9", "layout.microbatch=2"],
+        "layout.microbatch=2 must divide the 1 sequences",
+    ),
+    # the profiler's window
+    (["logging.profiler.steps=21"], "logging.profiler.steps=21 must be at most 20"),
+    (["logging.profiler.ranks=[0,4]"], "logging.profiler.ranks=[0, 4] must be ranks of this run, 0 to 3"),
     # numbers
     (["train.steps=0"], "train.steps=0 must be above zero"),
     (["nodes=-1"], "nodes=-1 must be above zero"),
@@ -101,6 +119,7 @@ RESOLVED = [
     (["layout.dp_replicate=2"], (2, 2, 8)),
     (["layout.ep=2"], (4, 2, 8)),
     (["layout.microbatch=2"], (4, 4, 2)),
+    (["train.batch_warmup.start_tokens=1024", "train.batch_warmup.tokens=9999"], (4, 4, 2)),  # fits every batch on the way
     (["train.seq_len=1024", "train.global_batch_tokens=131072"], (4, 4, 8)),  # 8192 tokens a microbatch at most
     (["model.max_seq_len=16384", "train.seq_len=16384", "train.global_batch_tokens=131072"], (4, 4, 1)),  # one at least
 ]
