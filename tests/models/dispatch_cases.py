@@ -53,8 +53,8 @@ def _case(ep: int, group: dist.ProcessGroup | None, tokens: tuple[int, ...], cho
     mine = rank % ep * (EXPERTS // ep)
     local = Experts(EXPERTS // ep, HIDDEN, WIDTH)
     with torch.no_grad():
-        for ours, whole in zip(local.parameters(), experts.parameters(), strict=True):
-            ours.copy_(whole[mine : mine + EXPERTS // ep])
+        for part, full in zip(local.parameters(), experts.parameters(), strict=True):
+            part.copy_(full[mine : mine + EXPERTS // ep])
 
     def compute(rows_PD: torch.Tensor, rows: RowLayout) -> torch.Tensor:
         return local(rows_PD, rows, kernel)
