@@ -1,7 +1,7 @@
 """Bytes of activations that one layer keeps for its backward pass, by recompute mode. Whole-GPU memory is memory.py's.
 
-GPT blocks: Korthikanti et al. 2022, section 4: ``s*b*h*(34 + 5*H*s/h)/t`` with sequence parallelism; flash attention removes the
-last term. SwiGLU and MoE blocks: the tensors that autograd saves in hpcmoe's own layers, listed below.
+hpcmoe's own blocks: kept.py. Blocks of published rows: GPT blocks as Korthikanti et al. 2022, section 4,
+``s*b*h*(34 + 5*H*s/h)/t`` with sequence parallelism, where flash attention removes the last term; SwiGLU and MoE blocks below.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcmoe.planner.constants import HOT_RANK, PADDING
+from hpcmoe.planner.kept import block
 from hpcmoe.planner.layout import Layout
 from hpcmoe.planner.shapes import Shape
 from hpcmoe.planner.workload import Workload
@@ -76,6 +77,9 @@ def swiglu_layer(shape: Shape, work: Workload, moe: bool, recompute: str) -> tup
 def layer_activations(shape: Shape, work: Workload, layout: Layout, moe: bool, recompute: str) -> LayerActivations:
     """Bytes on the fullest GPU for one microbatch of ``layout.microbatch`` sequences."""
     tokens = layout.microbatch * work.seq / layout.cp
+    if work.own:
+        kept, full = (block(shape, work, layout, moe, mode) for mode in (recompute, "none"))
+        return LayerActivations(tokens * kept, tokens * full)
     split = layout.tp if work.sequence_parallel else 1
 
     def total(mode: str) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from hpcmoe.config.schema import Config
+from hpcmoe.models.partition import SPLIT_BACKWARD
 from hpcmoe.planner import provenance
 from hpcmoe.planner.constants import FITTED, HOT_RANK, MARGIN, PADDING, gpu_speed
 from hpcmoe.planner.flops import titan_flops
@@ -150,7 +151,7 @@ def nothing_divides(search: Search) -> str:
     )
 
 
-def assumptions(config: Config, machine: Machine, work: Workload) -> list[str]:
+def assumptions(config: Config, machine: Machine, work: Workload, layout: Layout) -> list[str]:
     """Everything that this plan takes on trust."""
     cluster = config.cluster
     out = []
@@ -175,6 +176,11 @@ def assumptions(config: Config, machine: Machine, work: Workload) -> list[str]:
     if work.padded:
         out.append(
             f"experts are padded to the fullest one of a rank (no fused grouped matmul on this GPU): {PADDING:g} times the rows"
+        )
+    if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD:
+        out.append(
+            f"{layout.schedule}: waiting and memory follow PyTorch's own order of passes, but no published run checks them, "
+            "and what two walks of the backward graph cost beyond one is not counted"
         )
     out.append("checkpoints: 1 GB/s written by each node, not measured")
     return out

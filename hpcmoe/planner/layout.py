@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcmoe.models.partition import chunks
+from hpcmoe.models.partition import SPLIT_BACKWARD, chunks
 from hpcmoe.planner.machine import Machine
 from hpcmoe.planner.shapes import Shape
 
 PLACEMENTS = ("inside", "across")
-RECOMPUTE = ("none", "selective", "full")  # published rows add selective_op: TorchTitan's, every second matmul again
+RECOMPUTE = ("none", "selective", "layer", "full")  # published rows have kinds of selective of their own (published.py)
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ def violations(shape: Shape, layout: Layout, machine: Machine, seq: int) -> list
         out.append(
             f"model.tied_embeddings with layout.pp={layout.pp}: one table cannot be on the first and the last stage; use pp=1"
         )
+    if layout.recompute != "none" and layout.pp > 1 and layout.schedule in SPLIT_BACKWARD:
+        out.append(f"layout.recompute={layout.recompute} does not go with {layout.schedule}, which splits the backward pass")
     return out
 
 

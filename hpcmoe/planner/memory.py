@@ -88,11 +88,20 @@ def unsharded(values: Held, layout: Layout, work: Workload) -> float:
         return 0.0
     gathered = 2.0 * values.block + values.ends
     if layout.zero == "zero2" or layout.pp > 1:
-        copied = layout.efsdp > 1 or work.copies_alone
+        copied = layout.efsdp > 1 or work.own  # PyTorch 2.13 copies in a group of one, too; JUPITER's peaks show no such copy
         gathered = values.dense + (values.expert if copied else 2.0 * values.block)
     if layout.pp > 1:
         return work.compute_bytes * (gathered + values.block)
     return work.compute_bytes * (gathered + values.block + values.head) + work.reduce_bytes * values.block
+
+
+def layer_modes(chunk: Chunk, recompute: str) -> list[tuple[int, bool, str]]:
+    """(layers, do they hold experts, what they recompute): ``layer`` is full recompute in layers of even number."""
+    counts = ((chunk.dense, chunk.dense_even, False), (chunk.moe, chunk.moe_even, True))
+    if recompute != "layer":
+        return [(count, moe, recompute) for count, _, moe in counts if count]
+    parts = [(even, moe, "full") for _, even, moe in counts] + [(count - even, moe, "none") for count, even, moe in counts]
+    return [part for part in parts if part[0]]
 
 
 class Memories:
@@ -100,11 +109,26 @@ class Memories:
 
     def __init__(self, shape: Shape, work: Workload) -> None:
         self.shape, self.work = shape, work
+        self._contents: dict[tuple[int, str], tuple[Contents, ...]] = {}
+        self._telling: dict[tuple[int, str], tuple[int, ...]] = {}
         self._held: dict[tuple[int | Contents, ...], Held] = {}
         self._layers: dict[tuple[int | str, ...], LayerActivations] = {}
 
     def contents(self, layout: Layout) -> tuple[Contents, ...]:
-        return contents(self.shape, layout, self.work.seq, self.work.even_stages)
+        """What each pipeline rank holds."""
+        key = (layout.pp, layout.schedule)
+        found = self._contents.get(key)
+        if found is None:
+            found = self._contents[key] = contents(self.shape, layout, self.work.seq, even=not self.work.own)
+        return found
+
+    def telling(self, layout: Layout) -> tuple[int, ...]:
+        """Pipeline ranks among which the fullest and the slowest are."""
+        key = (layout.pp, layout.schedule)
+        found = self._telling.get(key)
+        if found is None:
+            found = self._telling[key] = telling(self.contents(layout))
+        return found
 
     def held_on(self, layout: Layout, rank: int) -> Held:
         """What pipeline rank ``rank`` holds."""
@@ -115,27 +139,21 @@ class Memories:
             found = self._held[key] = held(self.shape, layout, chunks)
         return found
 
-    def layer(self, layout: Layout, moe: bool) -> LayerActivations:
-        key = (layout.tp, layout.cp, layout.ep, layout.microbatch, layout.recompute, moe)
+    def layer(self, layout: Layout, moe: bool, recompute: str) -> LayerActivations:
+        key = (layout.tp, layout.cp, layout.ep, layout.microbatch, recompute, moe)
         found = self._layers.get(key)
         if found is None:
-            found = self._layers[key] = layer_activations(self.shape, self.work, layout, moe, layout.recompute)
+            found = self._layers[key] = layer_activations(self.shape, self.work, layout, moe, recompute)
         return found
 
     def _kept(self, layout: Layout, chunk: Chunk) -> float:
         """Bytes a chunk keeps for one microbatch."""
-        out = 0.0
-        for count, moe in ((chunk.dense, False), (chunk.moe, True)):
-            if count:
-                out += count * self.layer(layout, moe).kept
-        return out
+        return sum(count * self.layer(layout, moe, mode).kept for count, moe, mode in layer_modes(chunk, layout.recompute))
 
     def _again(self, layout: Layout, chunks: Contents) -> float:
         """Bytes of the layer that is being recomputed, beyond what it kept."""
-        if layout.recompute == "none":
-            return 0.0
-        kinds = [moe for moe in (False, True) if any(c.moe if moe else c.dense for c in chunks)]
-        return max(self.layer(layout, moe).full - self.layer(layout, moe).kept for moe in kinds)
+        layers = [self.layer(layout, moe, mode) for c in chunks for _, moe, mode in layer_modes(c, layout.recompute)]
+        return max((layer.full - layer.kept for layer in layers), default=0.0)
 
     def on_rank(self, layout: Layout, microbatches: int, rank: int) -> Memory:
         """Memory of the GPUs of one pipeline rank."""
@@ -143,7 +161,7 @@ class Memories:
         chunks = self.contents(layout)[rank]
         values = self.held_on(layout, rank)
         params, grads, optimizer = state(values, layout, work)
-        if work.even_stages:
+        if not work.own:
             activations = self._kept(layout, chunks[0]) * in_flight(layout, microbatches, rank)
         else:
             flight = in_flight_by_chunk(layout, microbatches, rank)
@@ -161,7 +179,7 @@ class Memories:
 
     def fullest(self, layout: Layout, microbatches: int) -> Memory:
         """The fullest of the pipeline's ranks."""
-        ranks = telling(self.contents(layout))
+        ranks = self.telling(layout)
         return max((self.on_rank(layout, microbatches, rank) for rank in ranks), key=lambda m: m.total)
 
 

@@ -92,6 +92,7 @@ def workload(config: Config) -> Workload:
         optim_bytes=4.0 if precision.moments == "bf16" else 8.0,
         compute_bytes=4.0 if precision.name is Precision.fp32 else 2.0,
         reduce_bytes=2.0 if precision.reduce == "bf16" else 4.0,
+        fused_norms=config.cluster.device == "cuda",
         padded=config.cluster.device == "cuda" and gpu_speed(config.cluster.gpu.model, FITTED).family == "A100",
     )
 
@@ -183,7 +184,7 @@ def make(config: Config, pins: Pins | None = None, target_mfu: float | None = No
             shape.moe_layers, shape.hidden, shape.top_k, best.layout.ep, machine, stride=best.layout.ep_stride
         ),
         queue=queue,
-        assumptions=tuple(explain.assumptions(config, machine, work)),
+        assumptions=tuple(explain.assumptions(config, machine, work, best.layout)),
         examined=search.examined,
     )
     short = explain.too_slow(plan, target_mfu) if target_mfu is not None else None

@@ -49,7 +49,7 @@ def layout_lines(plan: Plan) -> list[str]:
     layout, g = plan.layout, plan.machine.gpus_per_node
     per_stage = layout.world // layout.pp
     drawn = list(range(layout.pp)) if layout.pp <= STAGES_DRAWN else [0, 1, layout.pp - 1]
-    ranks = contents(plan.shape, layout, plan.work.seq, plan.work.even_stages)
+    ranks = contents(plan.shape, layout, plan.work.seq, even=not plan.work.own)
     lines = []
     for stage in drawn:
         if stage == layout.pp - 1 and layout.pp > STAGES_DRAWN:

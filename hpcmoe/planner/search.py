@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from hpcmoe.models.partition import schedule_violation
+from hpcmoe.models.partition import SPLIT_BACKWARD, schedule_violation
 from hpcmoe.planner.constants import BYTES_RESERVED, MARGIN
 from hpcmoe.planner.layout import PLACEMENTS, RECOMPUTE, Layout, stage_chunks, violations
 from hpcmoe.planner.machine import Machine
@@ -20,8 +20,9 @@ from hpcmoe.planner.workload import Workload
 
 MAX_PP = 32
 MICROBATCHES = (1, 2, 4, 8, 16)
-REFINED = 24  # layouts whose replicas and schedules the second pass tries
-SEARCHED_SCHEDULES = ("1F1B", "Interleaved1F1B")  # zero-bubble ones are costed when asked for; nothing published checks them
+REFINED = 16  # layouts whose replicas and schedules the second pass tries
+# GPipe and LoopedBFS wait as long as 1F1B and Interleaved1F1B and keep more: costed when asked for
+SEARCHED_SCHEDULES = ("1F1B", "Interleaved1F1B", *SPLIT_BACKWARD)
 KEPT = 40
 
 
@@ -86,27 +87,43 @@ class Search:
         count = self.work.batch // each
         return None if schedule_violation(layout.schedule, layout.pp, count) else count
 
-    def candidate(self, layout: Layout, microbatches: int | None = None) -> Candidate:
-        """Costs of one layout, whether it fits or not."""
+    def candidate(self, layout: Layout, memory: Memory | None = None) -> Candidate:
+        """Costs of one layout; how fast it would be is asked only of those that fit. ``memory``: if it is known already."""
         self.examined += 1
-        count = microbatches or max(1, self.work.batch // (layout.dp * layout.microbatch))
-        memory = self.memories.fullest(layout, count)
-        step = self.costs.step(layout) if self.costs else None
+        if memory is None:
+            memory = self.memories.fullest(layout, max(1, self.work.batch // (layout.dp * layout.microbatch)))
+        fits = self._fits(memory)
+        step = self.costs.step(layout) if self.costs and fits else None
         speed = None if step is None else self.work.batch * self.work.seq / step.total / layout.world
-        return Candidate(layout, memory, self._fits(memory), step, speed)
+        return Candidate(layout, memory, fits, step, speed)
 
     def _least_recompute(self, layout: Layout) -> list[Candidate]:
-        """The layout with the least recompute that fits, in both placements of EP where they differ; with the most recompute
+        """The layout with the cheapest recompute that fits, in both placements of EP where they differ; with full recompute
         when none fits. Empty: the batch does not divide."""
         count = self.microbatches(layout)
         if count is None:
             return []
-        modes = (self.pins.recompute,) if self.pins.recompute else RECOMPUTE
-        for mode in modes:
+        *modes, leanest = self._modes(layout)
+        chosen = replace(layout, recompute=leanest)
+        memory = self.memories.fullest(chosen, count)
+        for mode in modes if self._fits(memory) else ():
             tried = replace(layout, recompute=mode)
-            if mode == modes[-1] or self._fits(self.memories.fullest(tried, count)):
-                return [self.candidate(placed, count) for placed in self._placed(tried)]
-        raise AssertionError("the last mode always returns")
+            needs = self.memories.fullest(tried, count)
+            if self._fits(needs):
+                chosen, memory = tried, needs
+                break
+        return [self.candidate(placed, memory) for placed in self._placed(chosen)]
+
+    def _modes(self, layout: Layout) -> tuple[str, ...]:
+        """Recompute modes that the layout may have, the one that costs least time first; ``full`` needs the least memory."""
+        if self.pins.recompute:
+            return (self.pins.recompute,)
+        if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD:
+            return ("none",)
+        costs = self.costs
+        if costs is None:
+            return RECOMPUTE
+        return tuple(sorted(RECOMPUTE, key=lambda mode: (mode == "full", costs.recompute_s(layout, mode))))
 
     def _placed(self, layout: Layout) -> list[Layout]:
         """The layout in each placement of its ep group that is free and makes a difference."""
@@ -156,21 +173,19 @@ class Search:
         schedules = [layout.schedule]
         if self.pins.schedule is None and layout.pp > 1:
             schedules = list(SEARCHED_SCHEDULES)
-        for replicate in replicas:
-            for schedule in schedules:
-                chunks = stage_chunks(schedule, layout.pp)
-                varied = replace(
-                    layout,
-                    dp_replicate=replicate,
-                    dp_shard=layout.dp // replicate,
-                    schedule=schedule,
-                    vstages=chunks,
-                    recompute="none",
-                )
-                if varied != replace(layout, recompute="none") and not violations(
-                    self.shape, varied, self.machine, self.work.seq
-                ):
-                    yield varied
+        pairs = [(n, layout.schedule) for n in replicas[1:]]
+        pairs += [(layout.dp_replicate, schedule) for schedule in schedules if schedule != layout.schedule]
+        for replicate, schedule in pairs:
+            varied = replace(
+                layout,
+                dp_replicate=replicate,
+                dp_shard=layout.dp // replicate,
+                schedule=schedule,
+                vstages=stage_chunks(schedule, layout.pp),
+                recompute=self.pins.recompute or "none",
+            )
+            if not violations(self.shape, varied, self.machine, self.work.seq):
+                yield varied
 
     def anything_fits(self) -> bool:
         """Is there any layout that fits, with the leanest microbatch and recompute? Looks at memory alone."""
@@ -186,7 +201,16 @@ class Search:
 
     def run(self) -> list[Candidate]:
         """Candidates, best first: those that fit by tokens/s, then the others by how little they miss."""
-        found = [c for layout in self._sizes() for c in self._least_recompute(layout)]
+        found: list[Candidate] = []
+        too_big: set[Layout] = set()  # sizes at which a smaller microbatch did not fit
+        for layout in self._sizes():
+            sizes = replace(layout, microbatch=1)
+            if sizes in too_big:
+                continue
+            some = self._least_recompute(layout)
+            if some and not some[0].fits:
+                too_big.add(sizes)
+            found += some
         found.sort(key=rank)
         for candidate in found[:REFINED]:
             found += [c for layout in self._variants(candidate.layout) for c in self._least_recompute(layout)]

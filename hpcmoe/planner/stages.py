@@ -20,6 +20,8 @@ class Chunk:
 
     dense: int  # layers
     moe: int
+    dense_even: int  # of these, those of even number
+    moe_even: int
     first: bool
     last: bool
 
@@ -53,8 +55,13 @@ def _split(shape: Shape, pp: int, schedule: str, seq: int) -> tuple[Contents, ..
 
 
 def _chunk(shape: Shape, layers: range, first: bool, last: bool) -> Chunk:
-    dense = max(0, min(shape.layers - shape.moe_layers, layers.stop) - layers.start)
-    return Chunk(dense, len(layers) - dense, first, last)
+    border = min(max(shape.layers - shape.moe_layers, layers.start), layers.stop)
+    dense, moe = range(layers.start, border), range(border, layers.stop)
+    return Chunk(len(dense), len(moe), _even_numbers(dense), _even_numbers(moe), first, last)
+
+
+def _even_numbers(layers: range) -> int:
+    return (layers.stop + 1) // 2 - (layers.start + 1) // 2
 
 
 def to_model(shape: Shape) -> ModelConfig:
@@ -69,7 +76,6 @@ def to_model(shape: Shape) -> ModelConfig:
     )  # fmt: skip
 
 
-@lru_cache(maxsize=2048)
 def telling(ranks: tuple[Contents, ...]) -> tuple[int, ...]:
     """Ranks among which the fullest and the slowest are: of those with the same contents the first and the last.
 

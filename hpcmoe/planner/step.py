@@ -12,10 +12,9 @@ from hpcmoe.planner.compute import LayerWork, head_work, hot_rank, layer_work
 from hpcmoe.planner.constants import FITTED, Constants
 from hpcmoe.planner.layout import Layout
 from hpcmoe.planner.machine import Machine
-from hpcmoe.planner.memory import Memories
+from hpcmoe.planner.memory import Memories, layer_modes
 from hpcmoe.planner.pipeline import bubble_s
 from hpcmoe.planner.shapes import Shape
-from hpcmoe.planner.stages import telling
 from hpcmoe.planner.workload import Workload
 
 OPTIMIZER_BYTES = 32.0  # traffic of AdamW and of the gradient norm a sharded fp32 parameter
@@ -29,11 +28,13 @@ class LayerTime:
     tp: float  # tensor-parallel transfers of a forward pass
     a2a: float  # expert transfers of a forward pass
 
-    def again(self, recompute: str, flash: bool) -> tuple[float, float, float]:
+    def again(self, recompute: str, work: Workload) -> tuple[float, float, float]:
         """(work, tp, a2a) that recomputation adds to the backward pass."""
-        w = self.work
+        w, flash = self.work, work.flash
         if recompute == "full":
             return w.forward, self.tp, self.a2a
+        if recompute == "selective" and work.own:  # all but products, attention, reduce-scatters, all-to-alls: half of tp's
+            return w.elementwise + w.experts_elementwise, 0.5 * self.tp, 0.0
         if recompute.startswith("selective"):
             core = 0.0 if flash else w.attention
             if recompute == "selective_moe":
@@ -113,18 +114,22 @@ class Costs:
             self._heads[key] = head_work(self.shape, layout, self.work, self.machine, self.c)
         return self._heads[key]
 
-    def _layers_of(self, layout: Layout, rank: int) -> list[tuple[int, LayerTime]]:
-        """(number, time of one) of each kind of layer on a pipeline rank."""
-        chunks = self.memories.contents(layout)[rank]
-        counts = ((sum(c.dense for c in chunks), False), (sum(c.moe for c in chunks), True))
-        return [(count, self.layer(layout, moe)) for count, moe in counts if count]
+    def _layers_of(self, layout: Layout, rank: int) -> list[tuple[int, LayerTime, str]]:
+        """(number, time of one, what it recomputes) of each kind of layer on a pipeline rank."""
+        kinds = [kind for chunk in self.memories.contents(layout)[rank] for kind in layer_modes(chunk, layout.recompute)]
+        return [(count, self.layer(layout, moe), mode) for count, moe, mode in kinds]
+
+    def recompute_s(self, layout: Layout, mode: str) -> float:
+        """Seconds that a recompute mode adds to a microbatch's backward pass through one MoE (else dense) layer."""
+        layer = self.layer(layout, bool(self.shape.experts))
+        return 0.5 * sum(layer.again("full", self.work)) if mode == "layer" else sum(layer.again(mode, self.work))
 
     def microbatch(self, layout: Layout, rank: int) -> dict[str, float]:
         """Seconds of one microbatch's forward and backward pass through all chunks of one pipeline rank, by part."""
         out = dict.fromkeys(("matmul", "attention", "experts", "elementwise", "recompute", "tensor_parallel", "all_to_all"), 0.0)
-        for count, t in self._layers_of(layout, rank):
+        for count, t, mode in self._layers_of(layout, rank):
             w = t.work
-            again, tp_again, a2a_again = t.again(layout.recompute, self.work.flash)
+            again, tp_again, a2a_again = t.again(mode, self.work)
             idle = (
                 w.forward + w.backward - 3.0 * (w.matmul + w.elementwise + w.experts + w.experts_elementwise) - 3.5 * w.attention
             )
@@ -143,7 +148,7 @@ class Costs:
         if layout.pp == 1:
             return 0.0
         forward = weight = 0.0
-        for count, t in self._layers_of(layout, rank):
+        for count, t, _ in self._layers_of(layout, rank):
             forward += count * (t.work.forward + t.tp + t.a2a)
             weight += count * (t.work.matmul + t.work.experts)
         head = self._head(layout) / 3 if any(c.last for c in self.memories.contents(layout)[rank]) else 0.0
@@ -182,7 +187,7 @@ class Costs:
         microbatches = max(1, round(work.batch / (layout.dp * layout.microbatch)))
         worst, slow = 0, -1.0
         parts: dict[str, float] = {}
-        for rank in telling(self.memories.contents(layout)):
+        for rank in self.memories.telling(layout):
             found = self.microbatch(layout, rank)
             seconds = sum(found.values())
             if seconds > slow:

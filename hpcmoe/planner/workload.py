@@ -26,8 +26,8 @@ class Workload:
     sequence_parallel: bool = True
     compiled: bool = False  # torch.compile on each block; hpcmoe does not
     padded: bool = False  # every expert padded to the fullest of its rank (hpcmoe on GPUs without a fused grouped matmul: sm80)
-    copies_alone: bool = True  # FSDP copies weights to the compute dtype in a group of one too (PyTorch 2.13)
-    even_stages: bool = False  # layers spread evenly over pipeline ranks (published rows); False: by FLOPs, as the engine does
+    own: bool = True  # run by hpcmoe; False: a published row, whose framework spreads layers evenly over ranks, for one thing
+    fused_norms: bool = True  # a norm keeps its input alone (GPUs); False: fp32 copies of input and result (CPUs)
     imbalance: bool = True  # routing as the model chooses; False: forced or capacity-limited balance
     dedup: bool = False  # one copy of a token travels to a node, however many of its experts sit there
     overlap_tp: float = 0.0  # share of tensor-parallel transfers behind matmuls

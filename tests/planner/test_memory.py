@@ -29,7 +29,7 @@ def on_rank(shape: Shape, layout: Layout, rank: int) -> Held:
     return Memories(shape, Workload(seq=4096, batch=64)).held_on(layout, rank)
 
 
-UNFUSED = Workload(seq=2048, batch=64, flash=False)
+UNFUSED = Workload(seq=2048, batch=64, flash=False, own=False)
 
 
 @pytest.mark.parametrize("name", list(RUNS))

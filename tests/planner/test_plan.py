@@ -13,6 +13,7 @@ from hpcmoe.config.validate import validate
 from hpcmoe.errors import UserError
 from hpcmoe.planner import provenance
 from hpcmoe.planner.check import check, fill_queue, summary
+from hpcmoe.planner.layout import RECOMPUTE
 from hpcmoe.planner.plan import make, to_json
 from hpcmoe.planner.search import Pins
 from hpcmoe.resources import resource_dir
@@ -88,7 +89,7 @@ def test_alternatives_are_fully_costed_and_none_that_fits_is_faster() -> None:
         ("mixtral_8x7b", [], Pins(ep=3), "layout.ep=3 does not divide model.experts=8"),
         ("mixtral_8x7b", [], Pins(pp=64), "layout.pp=64 .* needs more layers than model.layers=32"),
         ("mixtral_8x7b", [], Pins(pp=3), "pp=3 = 3 does not make the 64 GPUs"),
-        ("mixtral_8x7b", [], Pins(recompute="some"), "layout.recompute='some' is not one of none, selective, full"),
+        ("mixtral_8x7b", [], Pins(recompute="some"), "layout.recompute='some' is not one of none, selective, layer, full"),
     ],
 )
 def test_what_cannot_be_asked_is_one_clear_line(model: str, overrides: list[str], pins: Pins, words: str) -> None:
@@ -180,3 +181,21 @@ def test_submit_gets_a_qos_only_where_slurms_default_would_not_do() -> None:
 
 def test_a_local_run_passes_the_check() -> None:
     assert check(validate(load([]))).fits
+
+
+def test_schedules_that_split_the_backward_pass_are_among_the_choices_and_said_to_be_unchecked() -> None:
+    shape_and_batch = config("mixtral_8x7b", "jupiter", 16, batch=128)
+    plan = make(shape_and_batch, Pins(pp=8, tp=1, ep=4))
+    assert plan.layout.schedule in ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")  # few microbatches: waiting decides
+    assert plan.layout.recompute == "none"
+    assert any("no published run checks them" in text for text in plan.assumptions)
+
+
+def test_the_cheapest_recompute_that_fits_is_taken() -> None:
+    plan = make(config("mixtral_8x7b", "leonardo", 8), Pins(pp=1, tp=1, ep=4, microbatch=1))
+    others = {
+        m: make(config("mixtral_8x7b", "leonardo", 8), Pins(pp=1, tp=1, ep=4, microbatch=1, recompute=m)) for m in RECOMPUTE
+    }
+    assert plan.tokens_per_s == max(other.tokens_per_s or 0.0 for other in others.values() if other.fits)
+    assert others["none"].best.memory.total > others["layer"].best.memory.total > others["full"].best.memory.total
+    assert others["none"].best.memory.total > others["selective"].best.memory.total > others["full"].best.memory.total
