@@ -36,11 +36,11 @@ from hpcmoe.data.loader import Loader
 from hpcmoe.engine.build import Built, build
 from hpcmoe.engine.checkpoint import Checkpointer, Progress, collect_state
 from hpcmoe.engine.launch import Launch
-from hpcmoe.engine.mesh import join_world
 from hpcmoe.engine.optimizer import clip_gradients
 from hpcmoe.engine.parallelize import initial_values
 from hpcmoe.engine.restore import load_newest
 from hpcmoe.engine.support import check_engine
+from hpcmoe.engine.world import join_world
 from hpcmoe.models.attention import rope_tables
 from hpcmoe.models.dispatch import layout_rows
 from hpcmoe.models.experts import Experts, Kernel, choose_kernel, row_multiple

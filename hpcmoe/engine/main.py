@@ -27,7 +27,6 @@ from hpcmoe.engine.callbacks.watchdog import Watchdog
 from hpcmoe.engine.checkpoint import Checkpointer, Progress
 from hpcmoe.engine.flight import record_collectives
 from hpcmoe.engine.launch import Launch, check_world, read_launch
-from hpcmoe.engine.mesh import join_world, misplaced, pick_device
 from hpcmoe.engine.numerics import set_numerics
 from hpcmoe.engine.parallelize import init_weights
 from hpcmoe.engine.peak import Peak, find_peak
@@ -38,6 +37,7 @@ from hpcmoe.engine.stop import ControlFiles, StopSignals
 from hpcmoe.engine.support import Sizes, check_engine
 from hpcmoe.engine.trainer import Lead, Outcome, Trainer
 from hpcmoe.engine.verdict import write_error, write_verdict
+from hpcmoe.engine.world import check_placement, join_world, leave_world, pick_device
 from hpcmoe.errors import UserError
 from hpcmoe.models.accounting import parameters
 from hpcmoe.runs.journal import Journal
@@ -69,7 +69,7 @@ def run_rank(run_dir: Path, signals: StopSignals, begun: float) -> int:
         outcome = _train(run, launch, config, signals, clock)
         if launch.rank == 0:
             write_verdict(run, launch.attempt, outcome.verdict, outcome.step, outcome.source)
-        dist.barrier()
+        leave_world()
         code = 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -100,7 +100,7 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
             watchdog.entering(0, phase)
 
     join_world(launch, device, config.resilience.rendezvous_timeout_s, config.resilience.collective_timeout_s)
-    _check_placement(sizes)
+    check_placement(sizes)
     clock.mark("rendezvous")
 
     turn_to("corpus")
@@ -193,15 +193,6 @@ def _facts(config: Config, sizes: Sizes) -> dict[str, object]:
         "experts": model.experts,
         "model": shape | {"expert_ffn": model.expert_ffn, "parameters": parameters(model).total},
     }
-
-
-def _check_placement(sizes: Sizes) -> None:
-    """Ranks must be where the layout wants them: tp over a network would be ten times slower, and nobody would know why."""
-    hosts: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(hosts, os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
-    problem = misplaced(sizes, hosts)
-    if problem is not None:
-        raise UserError(problem)
 
 
 def _same_corpus_everywhere(corpus: Corpus, group: dist.ProcessGroup) -> None:

@@ -66,13 +66,15 @@ def _together(target: Callable[..., None], *args: Any) -> None:
     import torch
     import torch.distributed as dist
 
+    from hpcmoe.engine.world import leave_world
+
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method="env://")
     target(*args)
-    dist.barrier()
+    leave_world()
 
 
-def run_together(world: int, log_dir: Path, target: Callable[..., None], *args: Any) -> None:
+def run_together(world: int, log_dir: Path, target: Callable[..., None], *args: Any, patience_s: float = PATIENCE_S) -> None:
     """``target(*args)`` on ``world`` ranks that have a process group; fails with their output if one fails."""
     port = free_port()
     processes = []
@@ -81,8 +83,12 @@ def run_together(world: int, log_dir: Path, target: Callable[..., None], *args: 
         processes.append(SERVER.Process(target=_call, args=(_together, env, log, (target, *args)), daemon=True))
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(PATIENCE_S)
+    deadline = time.monotonic() + patience_s
+    while any(process.is_alive() for process in processes) and time.monotonic() < deadline:
+        if any(process.exitcode for process in processes):
+            time.sleep(1.0)  # the others may be about to say something; most likely they wait for the one that failed
+            break
+        time.sleep(0.02)
     failed = [rank for rank, process in enumerate(processes) if process.exitcode != 0]
     for process in processes:
         process.kill()

@@ -18,7 +18,8 @@ from hpcmoe.engine.build import Built, build
 from hpcmoe.engine.support import check_engine
 from hpcmoe.models import dispatch
 from hpcmoe.models.tensor_parallel import TensorParallel
-from tests.engine.parity_cases import MODEL, whole
+from tests.engine.parity_cases import whole
+from tests.engine.parity_reference import FULL as MODEL
 from tests.engine.ranks import small_config
 
 CPU = torch.device("cpu")
