@@ -80,9 +80,10 @@ class Watchdog(Callback):
                 self._write_stacks()
                 self._leave()
                 return
-            if now - self._moved > self._limit() and self._hung():
-                return
-            last = time.monotonic()
+            if now - self._moved > self._limit():
+                if self._hung():
+                    return
+                last = time.monotonic()
 
     def _limit(self) -> float:
         return self.timeout_s if self._warm and self._phase != "save" else max(self.timeout_s, self.startup_timeout_s)

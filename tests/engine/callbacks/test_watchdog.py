@@ -92,8 +92,8 @@ def test_a_rank_that_starts_up_has_its_own_limit(run: RunDir) -> None:
 
 
 @pytest.mark.multiprocess
-def test_a_stopped_rank_is_named_and_the_run_comes_back(tmp_path: Path) -> None:
-    """Rank 0, the one that has the ranks' store."""
+def test_a_suspended_job_goes_on_and_a_stopped_rank_is_named_and_brought_back(tmp_path: Path) -> None:
+    """Rank 0 is stopped, the one that has the ranks' store."""
     limits = ResilienceConfig(hang_timeout_s=5.0, hang_startup_timeout_s=120.0)
     config = small_config(write_text(tmp_path / "text"), 2, 2, 100_000, resilience=limits)
     run = make_run(tmp_path / "run", config)
@@ -101,7 +101,18 @@ def test_a_stopped_rank_is_named_and_the_run_comes_back(tmp_path: Path) -> None:
     place = this_place({"HPCMOE_ATTEMPT": f"local-{os.getpid()}.0"})
     arrive(run, place)
     attempt = Attempt(run, place.attempt, 2)
-    attempt.wait_for(lambda: run.metrics.exists() and len(run.metrics.read_text().splitlines()) > 2)
+
+    def lines() -> int:
+        return len(run.metrics.read_text().splitlines()) if run.metrics.exists() else 0
+
+    attempt.wait_for(lambda: lines() > 2)
+    for number, pause in ((signal.SIGSTOP, limits.hang_timeout_s + 2.0), (signal.SIGCONT, 0.0)):
+        attempt.signal(0, number)
+        attempt.signal(1, number)
+        time.sleep(pause)
+    before = lines()
+    attempt.wait_for(lambda: lines() > before + 2)
+    assert not events(run, "hang")
     attempt.signal(0, signal.SIGSTOP)
     attempt.ranks[1].join(120)
     attempt.signal(0, signal.SIGKILL)
