@@ -28,14 +28,14 @@ LAYOUTS = {
     "tp2_ep2": LayoutConfig(ep=2, dp_shard=2, tp=2, microbatch=2),
     "pp2_1F1B": LayoutConfig(ep=2, dp_shard=2, pp=2, microbatch=2),
 }
-MODES = ("selective", "layer", "full")
+MODES = {"ep2": ("selective", "full"), "tp2_ep2": ("selective", "layer", "full"), "pp2_1F1B": ("selective",)}
 
 
 def every_mode_equals_none(text: Path) -> None:
     for name, layout in LAYOUTS.items():
         config = small_config(text, 4, 1, 1, model=MODEL, layout=layout)
         wanted, talk, _ = gradients(config, "none")
-        for mode in MODES:
+        for mode in MODES[name]:
             found, talked, built = gradients(config, mode)
             assert found.keys() == wanted.keys()
             for parameter, gradient in found.items():
