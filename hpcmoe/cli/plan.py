@@ -80,14 +80,14 @@ def _names(overrides: list[str]) -> set[str]:
 
 def _config(args: argparse.Namespace, overrides: list[str]) -> tuple[Config, list[str]]:
     """The composed config, with what a plan needs and the user did not say; and a note for each such choice."""
-    from hpcmoe.config.schema import Precision
+    from hpcmoe.config.precision import precision_of
 
     config = load(overrides, args.config_dir, args.config_name)
     names, notes = _names(overrides), []
+    if config.precision.name is None:
+        config.precision.name = precision_of(config)
+        notes.append(f"precision={config.precision.name.value}, since none was given")
     if config.cluster.device == "cuda":
-        if not names & {"precision", "precision.name"} and config.precision.name is Precision.fp32:
-            config.precision.name = Precision.bf16
-            notes.append("precision=bf16, since none was given")
         if "train.seq_len" not in names and "train" not in names:
             config.train.seq_len = min(SEQ_LEN, config.model.max_seq_len)
             notes.append(f"train.seq_len={config.train.seq_len}, since none was given")
@@ -183,8 +183,6 @@ def _command(overrides: list[str], plan: Plan) -> str:
         words["layout.schedule"] = layout.schedule
     words["train.seq_len"] = str(plan.work.seq)
     words["train.global_batch_tokens"] = str(plan.work.seq * plan.work.batch)
-    if not names & {"precision", "precision.name"}:
-        words["precision"] = plan.work.precision
     if plan.queue.qos:
         words["slurm.qos"] = plan.queue.qos
     added = [f"{name}={value}" for name, value in words.items() if name not in names]

@@ -150,7 +150,7 @@ class Precision(Enum):
 class PrecisionConfig:
     """Number formats, by where they are used."""
 
-    name: Precision = Precision.fp32
+    name: Precision | None = None  # null: bf16 with GPUs, fp32 on CPUs (hpcmoe/config/precision.py)
     reduce: str = "fp32"  # dtype of gradient reductions
     moments: str = "fp32"  # dtype of AdamW's moments
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hpcmoe.config.choices import CHOICES, POSITIVE, ZERO_OR_MORE
+from hpcmoe.config.precision import precision_of
 from hpcmoe.config.schema import Config, Precision, TrainConfig
 from hpcmoe.config.slurm_words import check_slurm_words
 from hpcmoe.errors import UserError, unknown_name
@@ -20,7 +21,7 @@ MICROBATCH_TOKENS = 8192  # per rank: enough to fill matmuls, small enough for a
 
 
 def validate(config: Config) -> Config:
-    """A copy of ``config`` that can run, with layout.dp_shard, layout.ep and layout.microbatch as numbers.
+    """A copy of ``config`` that can run, with layout.dp_shard, layout.ep, layout.microbatch and precision.name filled in.
 
     Raises UserError that names the key, its value and what would be right, for the first thing that cannot be.
     """
@@ -112,6 +113,7 @@ def _cluster(config: Config) -> None:
 
 
 def _precision(config: Config) -> None:
+    config.precision.name = precision_of(config)
     gpu = config.cluster.gpu
     if config.precision.name is Precision.fp8 and gpu.peak_tflops.get("fp8") is None:
         raise UserError(f"precision=fp8: {gpu.model} ({config.cluster.name}) has no FP8 units; use precision=bf16")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from hpcmoe.config.precision import precision_of
 from hpcmoe.config.schema import Config
 
 MEASURE_S = 0.15
@@ -27,7 +28,7 @@ class Peak:
 
 def find_peak(config: Config, device: torch.device, local_ranks: int) -> Peak:
     """The profile's dense peak for the precision in use, times ranks; without one, on CPU, measured by all ranks at once."""
-    precision = config.precision.name.name
+    precision = precision_of(config).name
     given = config.cluster.gpu.peak_tflops.get(precision)
     if given is not None:
         return Peak(given * dist.get_world_size(), precision, "from the cluster profile")

@@ -155,6 +155,8 @@ def check_engine(config: Config) -> Sizes:
     problem = recompute_violation(config.layout.recompute, sizes.schedule, sizes.pp)
     if problem is not None:
         raise UserError(problem)
+    if config.precision.name is None and config.cluster.device == "cuda":
+        raise UserError("config.yaml leaves precision.name open; submit resolves it")
     if config.precision.name is Precision.fp8:
         raise UserError("precision.name=fp8: this engine trains in bf16 or fp32")
     problem = betas_violation(config.optim.betas) if config.precision.moments == "bf16" else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hpcmoe.config.precision import precision_of
 from hpcmoe.config.schema import Config, Precision
 from hpcmoe.errors import UserError
 from hpcmoe.models.partition import SCHEDULES, schedule_violation
@@ -80,7 +81,7 @@ class Plan:
 
 def workload(config: Config) -> Workload:
     """What the run computes a step. Raises UserError when the batch is not whole sequences."""
-    train, precision = config.train, config.precision
+    train, precision, name = config.train, config.precision, precision_of(config)
     if train.global_batch_tokens % train.seq_len:
         raise UserError(
             f"train.global_batch_tokens={train.global_batch_tokens} is not a multiple of train.seq_len={train.seq_len}"
@@ -88,11 +89,10 @@ def workload(config: Config) -> Workload:
     return Workload(
         seq=train.seq_len,
         batch=train.global_batch_tokens // train.seq_len,
-        precision=precision.name.value,
+        precision=name.value,
         optim_bytes=4.0 if precision.moments == "bf16" else 8.0,
-        compute_bytes=4.0 if precision.name is Precision.fp32 else 2.0,
+        compute_bytes=4.0 if name is Precision.fp32 else 2.0,
         reduce_bytes=2.0 if precision.reduce == "bf16" else 4.0,
-        fused_norms=config.cluster.device == "cuda",
         padded=config.cluster.device == "cuda" and gpu_speed(config.cluster.gpu.model, FITTED).family == "A100",
     )
 

@@ -156,3 +156,18 @@ def test_an_account_satisfies_a_site_that_wants_one() -> None:
 @pytest.mark.parametrize("key", [*CHOICES, *POSITIVE, *ZERO_OR_MORE])
 def test_the_tables_name_keys_that_exist(key: str) -> None:
     assert key in schema_keys()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "expected"), [("local", "fp32"), ("testbed", "fp32"), ("leonardo", "bf16"), ("lumi_g", "bf16")]
+)
+def test_a_run_that_names_no_precision_gets_the_clusters(cluster: str, expected: str) -> None:
+    config = validate(load([f"cluster={cluster}", "slurm.account=x", "train.global_batch_tokens=16384"]))
+    assert config.precision.name is not None
+    assert config.precision.name.value == expected
+
+
+def test_a_named_precision_is_kept() -> None:
+    config = validate(load(["cluster=leonardo", "slurm.account=x", "precision=fp32"]))
+    assert config.precision.name is not None
+    assert config.precision.name.value == "fp32"

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from hpcmoe.cli.main import main
+from hpcmoe.config.compose import load
+from hpcmoe.config.validate import validate
+from hpcmoe.planner.check import check
 
 KEYS = {
     "layout", "world_size", "fits", "impossible", "memory_gib", "params_billion", "gflop_per_token", "step_time_s",
@@ -117,3 +120,13 @@ def test_a_users_own_cluster_is_one_file(tmp_path: Path, capsys: pytest.CaptureF
     assert document["world_size"] == 64
     assert document["slurm"]["qos"] == "long"
     assert any("figures of ours without a read source" in text for text in document["assumptions"])
+
+
+@pytest.mark.parametrize("cluster", ["local", "leonardo"])
+@pytest.mark.parametrize("named", [[], ["precision=fp32"]])
+def test_plan_and_submit_train_in_the_same_precision(capsys: pytest.CaptureFixture[str], cluster: str, named: list[str]) -> None:
+    words = [f"cluster={cluster}", "slurm.account=x", *named]
+    _, out, _ = run(capsys, *words, "--json")
+    frozen = validate(load(words)).precision.name
+    assert frozen is not None
+    assert json.loads(out)["precision"] == frozen.value == check(validate(load(words))).work.precision
