@@ -168,7 +168,7 @@ def check_recompute(device: torch.device, seq_len: int) -> list[Check]:
     x = torch.randn(batch, seq_len, BLOCKS.hidden, device=device, dtype=dtype, requires_grad=True)
     tables = rope_tables(seq_len, BLOCKS.head_dim, BLOCKS.rope_theta, device)
     shape = from_config(BLOCKS)
-    work = Workload(seq=seq_len, batch=batch, imbalance=False, fused_norms=device.type == "cuda")
+    work = Workload(seq=seq_len, batch=batch, imbalance=False)
     kept: dict[str, int] = {}
     checks, wanted = [], None
     for mode in ("none", "selective", "full"):

@@ -26,12 +26,7 @@ def block(shape: Shape, work: Workload, layout: Layout, moe: bool, recompute: st
     feed_forward = _moe(shape, work, layout, recompute) if moe else _dense(shape, work, tp, shape.ffn, recompute)
     if recompute == "selective":
         return input_ + routed + attention + feed_forward
-    return routed + attention + feed_forward + 2 * _norm(work, shape.hidden) / tp
-
-
-def _norm(work: Workload, size: float) -> float:
-    """What the norm of ``size`` values keeps."""
-    return (work.compute_bytes if work.fused_norms else 8.0) * size
+    return routed + attention + feed_forward + 2 * width * shape.hidden / tp  # the inputs of both norms
 
 
 def _attention(shape: Shape, work: Workload, tp: int, recompute: str) -> float:
@@ -48,7 +43,7 @@ def _attention(shape: Shape, work: Workload, tp: int, recompute: str) -> float:
     out = (width * (qkv + heads * shape.v_dim) + 4.0 * heads) / tp + width * latent
     if recompute == "selective":
         return out + width * shape.hidden / tp
-    norms = _norm(work, (heads + kv) * shape.head_dim) / tp if shape.qk_norm else 0.0
+    norms = (width * shape.head_dim + 4.0) * (heads + kv) / tp if shape.qk_norm else 0.0  # inputs, and fp32 scales
     return out + norms + width * shape.hidden  # the input, of the whole sequence
 
 

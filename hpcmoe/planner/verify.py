@@ -101,7 +101,7 @@ def verify(config: Config, plan: Plan) -> Verification:
 def _buildable(config: Config, plan: Plan) -> tuple[Plan, list[str]]:
     """The plan itself when the engine can build it; else one without TP, PP and recompute on the same GPUs."""
     layout, notes = plan.layout, ["routing is balanced in the build; the plan adds the fullest rank's share on top"]
-    notes.append("stand-ins: attention keeps q, k, v, output and log-sum-exp; on GPUs a norm is taken to keep its input only")
+    notes.append("stand-ins: attention keeps q, k, v, output and log-sum-exp")
     if layout.tp == layout.pp == 1 and layout.recompute == "none":
         return plan, notes
     pins = Pins(tp=1, pp=1, ep=layout.ep, dp_replicate=1, microbatch=1, recompute="none")
@@ -245,7 +245,7 @@ def _block_bytes(config: Config, plan: Plan, layer: int) -> float:
 
     cos, sin = rope_tables(work.seq, model.head_dim, model.rope_theta, torch.device("meta"))
     with (
-        _balanced_on_meta(layout.ep, fused=config.cluster.device == "cuda"),
+        _balanced_on_meta(layout.ep),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
         block(x, cos, sin, 1.0)
@@ -254,8 +254,8 @@ def _block_bytes(config: Config, plan: Plan, layer: int) -> float:
 
 
 @contextmanager
-def _balanced_on_meta(ep: int, fused: bool) -> Iterator[None]:
-    """Stand-ins for what has no shape without data (counts, dispatch) and for kernels that keep less on a GPU (``fused``)."""
+def _balanced_on_meta(ep: int) -> Iterator[None]:
+    """Stand-ins for what has no shape without data (counts, dispatch) and for attention, which has no kernel on meta."""
     import torch
     import torch.nn.functional as F
 
@@ -269,12 +269,6 @@ def _balanced_on_meta(ep: int, fused: bool) -> Iterator[None]:
             out = q.new_empty(B, S, H, C).transpose(1, 2)  # the layout of flash attention's output
             ctx.save_for_backward(q, k, v, out, q.new_empty(B, H, S, dtype=torch.float32))
             return out
-
-    class Norm(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            ctx.save_for_backward(x, weight, x.new_empty(*x.shape[:-1], 1, dtype=torch.float32))
-            return torch.empty_like(x)
 
     def run_experts(
         x: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor, counts: torch.Tensor, compute: Compute, *_: Any
@@ -300,8 +294,6 @@ def _balanced_on_meta(ep: int, fused: bool) -> Iterator[None]:
         (moe, "run_experts", run_experts),
         (torch, "bincount", bincount),
     ]
-    if fused:
-        stand_ins.append((F, "rms_norm", lambda x, shape, weight, eps: Norm.apply(x, weight)))
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in stand_ins]
     try:
         for owner, name, stand_in in stand_ins:

@@ -27,7 +27,6 @@ class Workload:
     compiled: bool = False  # torch.compile on each block; hpcmoe does not
     padded: bool = False  # every expert padded to the fullest of its rank (hpcmoe on GPUs without a fused grouped matmul: sm80)
     own: bool = True  # run by hpcmoe; False: a published row, whose framework spreads layers evenly over ranks, for one thing
-    fused_norms: bool = True  # a norm keeps its input alone (GPUs); False: fp32 copies of input and result (CPUs)
     imbalance: bool = True  # routing as the model chooses; False: forced or capacity-limited balance
     dedup: bool = False  # one copy of a token travels to a node, however many of its experts sit there
     overlap_tp: float = 0.0  # share of tensor-parallel transfers behind matmuls
