@@ -99,7 +99,7 @@ class TensorParallel:
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """No gradient; along dim 1."""
         out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
-        dist.all_gather_into_tensor(out, x.contiguous(), group=self.group)
+        dist.all_gather_single(out, x.contiguous(), group=self.group)
         return out.unflatten(0, (self.size, -1)).transpose(0, 1).flatten(1, 2)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -112,7 +112,7 @@ class TensorParallel:
         """No gradient; along dim 1, whose size all ranks together divide."""
         parts = x.unflatten(1, (self.size, -1)).transpose(0, 1).contiguous()
         out = torch.empty_like(parts[0])
-        dist.reduce_scatter_tensor(out, parts.flatten(0, 1), group=self.group)
+        dist.reduce_scatter_single(out, parts.flatten(0, 1), group=self.group)
         return out
 
 

@@ -1,0 +1,49 @@
+"""What the ranks of test_proposals do: a step of every proposed layout, with one recompute mode each, in turn."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import torch.distributed as dist
+
+from hpcmoe.config.schema import Config, DataConfig, LoggingConfig
+from hpcmoe.planner.layout import Layout
+from tests.engine.parity_cases import own_world, trainer_of
+from tests.planner.proposals import NAMES, config_for, proposals
+
+BATCH = {1: 8, 2: 16, 3: 24, 4: 32}  # sequences by nodes: enough for pipelines, few enough for two cores
+SEQ = 16
+SAME_LOSS = 1e-5
+SAME_NORM = 1e-3  # relative; balancing losses are of microbatches, whose sizes differ
+
+
+def chosen(nodes: int) -> list[Layout]:
+    """One layout for all its microbatch sizes and recompute modes; among these, each mode in its turn."""
+    groups = defaultdict(list)
+    for layout in proposals(config_of(nodes)):
+        groups[replace(layout, microbatch=1, recompute="none")].append(layout)
+    return [group[number % len(group)] for number, group in enumerate(groups.values())]
+
+
+def config_of(nodes: int) -> Config:
+    return config_for(nodes, f"train.seq_len={SEQ}", f"train.global_batch_tokens={BATCH[nodes] * SEQ}", "model.aux_loss_coef=0")
+
+
+def each_proposal_trains(text: Path, scratch: Path, nodes: int) -> None:
+    losses, norms = {}, {}
+    for number, layout in enumerate(chosen(nodes)):
+        config = config_of(nodes)
+        config.data, config.logging = DataConfig(source="text", path=str(text)), LoggingConfig(tensorboard=False)
+        for name in NAMES:
+            setattr(config.layout, name, getattr(layout, name))
+        with own_world(str(number)):
+            agreed = trainer_of(config, scratch / str(number)).train_step()
+        losses[layout], norms[layout] = agreed.loss, agreed.grad_norm
+        if dist.get_rank() == 0:
+            print(layout, agreed.loss, agreed.grad_norm, flush=True)
+    first = next(iter(losses))
+    assert len(losses) > 20
+    assert not {layout: loss for layout, loss in losses.items() if abs(loss - losses[first]) > SAME_LOSS}
+    assert not {layout: norm for layout, norm in norms.items() if abs(norm / norms[first] - 1) > SAME_NORM}

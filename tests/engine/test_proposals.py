@@ -1,0 +1,20 @@
+"""Every layout that the planner can propose for the testbed really trains. One node's here; more with HPCMOE_ALL_PROPOSALS=1."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.engine import proposal_cases
+from tests.engine.ranks import run_together, write_text
+
+pytestmark = pytest.mark.multiprocess
+NODES = [1, 2, 3, 4] if os.environ.get("HPCMOE_ALL_PROPOSALS") == "1" else [1]
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_every_proposed_layout_trains_a_step_with_the_same_loss(tmp_path: Path, nodes: int) -> None:
+    text = write_text(tmp_path / "text")
+    run_together(4 * nodes, tmp_path, proposal_cases.each_proposal_trains, text, tmp_path, nodes, patience_s=3000.0)
