@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 CONVENTION: Convention = "titan"
+SCALARS = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu", "aux_loss", "expert_max_over_mean", "batch_tokens", "skipped_steps")
 
 
 @dataclass(frozen=True)
@@ -97,30 +98,23 @@ class Reporter:
         self._evaluated: Evaluated | None = None  # and not written yet
         self._pace: float | None = None  # seconds a step, smoothed; the first step, which warms up, does not count
 
-    def step(self, figures: StepFigures) -> None:
-        if self._evaluated is not None:
-            figures = replace(figures, eval_step=self._evaluated.step, eval_loss=self._evaluated.loss)
-            self._evaluated = None
-        self._line(asdict(figures))
+    def tell(self, figures: StepFigures) -> None:
+        """To people: the progress line, TensorBoard."""
         if figures.step > self._first_step:
             self._pace = figures.seconds if self._pace is None else 0.9 * self._pace + 0.1 * figures.seconds
         if figures.step % self.interval == 0 or figures.step == self.steps or figures.skipped:
             print(self._progress(figures), flush=True)
-        names = (
-            "loss",
-            "grad_norm",
-            "lr",
-            "tokens_per_s",
-            "mfu",
-            "aux_loss",
-            "expert_max_over_mean",
-            "batch_tokens",
-            "skipped_steps",
-        )
-        self._scalars({f"train/{name}": getattr(figures, name) for name in names}, figures.step, figures.t)
+        self._scalars({f"train/{name}": getattr(figures, name) for name in SCALARS}, figures.step, figures.t)
+
+    def write(self, figures: StepFigures) -> None:
+        """To metrics.jsonl: one line, with the evaluation since the line before it."""
+        if self._evaluated is not None:
+            figures = replace(figures, eval_step=self._evaluated.step, eval_loss=self._evaluated.loss)
+            self._evaluated = None
+        self._line(asdict(figures))
 
     def evaluation(self, result: Evaluated) -> None:
-        """Told at once; written with the line of the step that is reported next: readers of that file find steps only."""
+        """Told at once; written with the step whose line is next: readers of that file find steps only."""
         self._evaluated = result
         print(
             f"evaluation after step {result.step} · loss {result.loss:.4f} · {quantity(result.tokens)} tokens, held out · "

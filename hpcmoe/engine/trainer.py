@@ -21,7 +21,7 @@ from hpcmoe.engine.checkpoint import Checkpointer, Progress
 from hpcmoe.engine.compute import Compute
 from hpcmoe.engine.optimizer import clip_gradients
 from hpcmoe.engine.peak import Peak
-from hpcmoe.engine.report import Reporter, StepFigures, figures_of
+from hpcmoe.engine.report import Reporter, figures_of
 from hpcmoe.engine.schedule import batch_tokens, learning_rate
 from hpcmoe.engine.stages import Stages
 from hpcmoe.engine.stop import ControlFiles, StopSignals, asked_to_stop
@@ -86,9 +86,7 @@ class Trainer:
             if first:
                 self.on_first_step(self.progress.step)
                 first = False
-            stop = self._after_step(agreed)
-            if self.lead is not None:
-                self.lead.reporter.step(self._figures(agreed, seconds))
+            stop = self._report_and_hear(agreed, seconds)
             if self.progress.step < steps and stop is not None:
                 return self._leave(stop)
             self._maybe_save(agreed.control_save)
@@ -163,9 +161,15 @@ class Trainer:
             return stop
         return self._hear([callback.before_training(self.progress.step) for callback in self.callbacks])
 
-    def _after_step(self, agreed: Agreed) -> Source | None:
-        step = self.progress.step
+    def _report_and_hear(self, agreed: Agreed, seconds: float) -> Source | None:
+        """Tell of the step, let the callbacks do what is due, then write its line. Who asked to stop, or None."""
+        step, lead = self.progress.step, self.lead
+        if lead is not None:
+            figures = figures_of(self.config, self.peak, self.attempt, self.progress, agreed, seconds, self._skipped)
+            lead.reporter.tell(figures)
         heard = self._hear([callback.after_step(step, agreed, self._skipped) for callback in self.callbacks])
+        if lead is not None:
+            lead.reporter.write(figures)
         return agreed.stop or heard
 
     def _hear(self, told: list[Told]) -> Source | None:
@@ -223,6 +227,3 @@ class Trainer:
         for callback in self.callbacks:
             callback.close()
         return Outcome(verdict, step, source)
-
-    def _figures(self, agreed: Agreed, seconds: float) -> StepFigures:
-        return figures_of(self.config, self.peak, self.attempt, self.progress, agreed, seconds, self._skipped)

@@ -49,7 +49,9 @@ def lines(tmp_path: Path) -> list[dict]:
 
 
 def test_what_is_not_finite_is_null_and_said_at_once(reporter: Reporter, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    reporter.step(replace(FIGURES, step=3, loss=math.nan, grad_norm=math.inf, skipped="not finite", skipped_steps=2))
+    bad = replace(FIGURES, step=3, loss=math.nan, grad_norm=math.inf, skipped="not finite", skipped_steps=2)
+    reporter.tell(bad)
+    reporter.write(bad)
     assert capsys.readouterr().out.endswith("left · SKIPPED: not finite (2 so far)\n"), "although only every tenth step is told"
     (line,) = lines(tmp_path)
     assert (line["loss"], line["grad_norm"], line["skipped"], line["skipped_steps"]) == (None, None, "not finite", 2)
@@ -61,8 +63,8 @@ def test_an_evaluation_is_told_at_once_and_written_with_the_next_step_once(
     reporter.evaluation(Evaluated(step=1, loss=2.25, tokens=131072, seconds=65.0))
     assert capsys.readouterr().out == "evaluation after step 1 · loss 2.2500 · 131k tokens, held out · 1m05s\n"
     assert not lines(tmp_path)
-    reporter.step(FIGURES)
-    reporter.step(replace(FIGURES, step=2))
+    reporter.write(FIGURES)
+    reporter.write(replace(FIGURES, step=2))
     assert [(line["step"], line["loss"], line["eval_step"], line["eval_loss"]) for line in lines(tmp_path)] == [
         (1, 2.5, 1, 2.25),
         (2, 2.5, None, None),

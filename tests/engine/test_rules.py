@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpcmoe.config.schema import LayoutConfig, OptimConfig, Precision, PrecisionConfig
+from hpcmoe.config.schema import BatchWarmupConfig, LayoutConfig, OptimConfig, Precision, PrecisionConfig, TrainConfig
 from hpcmoe.engine import manifest
 from hpcmoe.engine.launch import check_world, read_launch
 from hpcmoe.engine.peak import Peak, share_of_cores
@@ -132,6 +132,12 @@ def test_a_world_of_another_size_is_refused() -> None:
         check_world(launch, 8, 2)
 
 
+def growing(sequences: int) -> TrainConfig:
+    """From so many sequences a batch to 8 of them."""
+    warmup = BatchWarmupConfig(start_tokens=32 * sequences, tokens=1000)
+    return TrainConfig(steps=10, seq_len=32, global_batch_tokens=32 * 8, batch_warmup=warmup)
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
@@ -154,6 +160,14 @@ def test_a_world_of_another_size_is_refused() -> None:
             "bf16 rounds away what a moment of beta=0.999 changes",
         ),
         ({"layout": LayoutConfig()}, "submit resolves them"),
+        (
+            {"layout": LayoutConfig(pp=2, dp_shard=2, ep=1, microbatch=1), "train": growing(2)},
+            "batch of 64 tokens: layout.schedule=1F1B with layout.pp=2 needs at least 2 microbatches a step and has 1",
+        ),
+        (
+            {"train": growing(3)},
+            "train.batch_warmup: a batch of 96 tokens is not a multiple of ranks x microbatch x seq_len = 256",
+        ),
         ({"precision": PrecisionConfig(name=Precision.fp8)}, "this engine trains in bf16 or fp32"),
     ],
 )

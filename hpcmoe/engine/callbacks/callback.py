@@ -64,7 +64,7 @@ class Callback:
         return None
 
     def after_step(self, step: int, agreed: Agreed, skipped: str | None) -> Told:
-        """The update is done, or was ``skipped`` for that reason; nobody has been told yet."""
+        """The update is done, or was ``skipped`` for that reason; its line is not written yet."""
         return NOTHING
 
     def evaluated(self, result: Evaluated) -> None:
