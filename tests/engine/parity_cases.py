@@ -54,16 +54,18 @@ CASES_OF_4 = {
     "shard 4": Case(lay(shard=4)),
     "shard 4, ep 2": Case(lay(shard=4, ep=2)),
     "shard 4, ep 2 across": Case(lay(shard=4, ep=2, ep_placement="across")),
-    "shard 4, ep 4": Case(lay(shard=4, ep=4)),
+    "shard 4, ep 4, selective recompute": Case(lay(shard=4, ep=4, recompute="selective")),
     "replicate 4": Case(lay(rep=4)),
     "replicate 2, shard 2, ep 2": Case(lay(rep=2, shard=2, ep=2)),
-    "tp 2, shard 2": Case(lay(shard=2, tp=2)),
+    "tp 2, shard 2, selective recompute": Case(lay(shard=2, tp=2, recompute="selective")),
     "tp 2, shard 2, ep 4, microbatches of 2": Case(lay(shard=2, tp=2, ep=4), "pairs"),
-    "tp 2, replicate 2, ep 2": Case(lay(rep=2, tp=2, ep=2)),
+    "tp 2, replicate 2, ep 2, full recompute": Case(lay(rep=2, tp=2, ep=2, recompute="full")),
     "a stage without experts: pp 2, shard 2, ep 2": Case(lay(pp=2, shard=2, ep=2)),
     "pp 2, tp 2, ep 2": Case(lay(pp=2, tp=2, ep=2)),
     "pp 2 GPipe, replicate 2": Case(lay(pp=2, rep=2, schedule="GPipe")),
-    "pp 2 interleaved, replicate 2": Case(lay(pp=2, rep=2, schedule="Interleaved1F1B"), "four layers"),
+    "pp 2 interleaved, replicate 2, recompute by layer": Case(
+        lay(pp=2, rep=2, schedule="Interleaved1F1B", recompute="layer"), "four layers"
+    ),
     "pp 2 LoopedBFS, shard 2": Case(lay(pp=2, shard=2, schedule="LoopedBFS"), "four layers"),
     "pp 2 ZBV, shard 2, ep 2": Case(lay(pp=2, shard=2, ep=2, schedule="ZBVZeroBubble"), "four layers"),
     "pp 2 DualPipeV, tp 2, ep 2": Case(lay(pp=2, tp=2, ep=2, schedule="DualPipeV"), "four layers"),
@@ -75,10 +77,10 @@ CASES_OF_4 = {
     "an odd batch, tp 2, shard 2, ep 4": Case(lay(shard=2, tp=2, ep=4), "odd batch"),
     "an odd batch, pp 2, shard 2": Case(lay(pp=2, shard=2), "odd batch"),
     "a single token, ep 4": Case(lay(shard=4, ep=4), "one token"),
-    "ties, ep 2": Case(lay(shard=4, ep=2), "ties"),
+    "ties, ep 2, full recompute": Case(lay(shard=4, ep=2, recompute="full"), "ties"),
 }
 CASES_OF_8 = {
-    "pp 2, shard 2, tp 2, ep 4": Case(lay(pp=2, shard=2, tp=2, ep=4)),
+    "pp 2, shard 2, tp 2, ep 4, selective recompute": Case(lay(pp=2, shard=2, tp=2, ep=4, recompute="selective")),
     "pp 4, tp 2, ep 2": Case(lay(pp=4, tp=2, ep=2), "four layers"),
     "replicate 2, shard 2, tp 2, ep 4": Case(lay(rep=2, shard=2, tp=2, ep=4)),
 }
