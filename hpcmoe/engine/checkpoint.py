@@ -22,11 +22,13 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
+from hpcmoe.config.model_schema import ModelConfig
 from hpcmoe.config.schema import CheckpointConfig
 from hpcmoe.engine import manifest
 from hpcmoe.engine.optimizer import named_moments
 from hpcmoe.engine.rng import rng_state
 from hpcmoe.engine.stages import Stages
+from hpcmoe.models.transformer import Transformer
 from hpcmoe.runs.journal import Journal
 
 
@@ -74,6 +76,7 @@ class Checkpointer:
     config: CheckpointConfig
     facts: dict[str, Any]  # what the manifest tells people and later versions
     journal: Journal | None  # rank 0's
+    model: ModelConfig  # what must be in a checkpoint, whoever has which part of it
     saved_step: int | None = None  # the newest step known to be durable, on every rank
     group: dist.ProcessGroup = field(init=False)
 
@@ -147,7 +150,7 @@ class Checkpointer:
         if rank == 0:
             records = [record for part in gathered for record in part]
             try:
-                whole(dcp.FileSystemReader(tmp))
+                check_whole(dcp.FileSystemReader(tmp), self.model)
                 told = {name: value for name, value in state["progress"].items() if name != "callbacks"}
                 manifest.publish(self.checkpoints, step, self.attempt, records, self.facts | told)
             except OSError as error:
@@ -180,10 +183,28 @@ class Checkpointer:
                 print(f"could not delete {manifest.checkpoint_name(step)}: {error}", file=sys.stderr, flush=True)
 
 
-def whole(reader: dcp.FileSystemReader) -> None:
-    """Every tensor's pieces must add up to the tensor: a checkpoint with one rank's experts only is not published."""
-    for name, entry in reader.read_metadata().state_dict_metadata.items():
-        if isinstance(entry, TensorStorageMetadata):
-            pieces = sum(chunk.sizes.numel() for chunk in entry.chunks)
-            if pieces != entry.size.numel():
-                raise OSError(f"{name} has {pieces} of its {entry.size.numel()} elements in the checkpoint")
+def whole_tensors(model: ModelConfig) -> dict[str, torch.Size]:
+    """Names and shapes of every tensor of a complete checkpoint, from the whole model on the meta device."""
+    with torch.device("meta"):
+        whole = Transformer(model)
+    shapes = {f"model.{name}": value.shape for name, value in whole.state_dict().items()}
+    for name, parameter in whole.named_parameters():
+        shapes |= {f"optim.{name}.{moment}": parameter.shape for moment in ("exp_avg", "exp_avg_sq")}
+    return shapes
+
+
+def check_whole(reader: dcp.FileSystemReader, model: ModelConfig) -> None:
+    """Every tensor of every stage must be there, and its pieces add up to it: one with some ranks' experts only is not published.
+
+    Raises OSError with the first that is not.
+    """
+    found = reader.read_metadata().state_dict_metadata
+    for name, shape in whole_tensors(model).items():
+        entry = found.get(name)
+        if not isinstance(entry, TensorStorageMetadata):
+            raise OSError(f"{name} is missing from the checkpoint")
+        if entry.size != shape:
+            raise OSError(f"{name} has the shape {tuple(entry.size)} in the checkpoint and {tuple(shape)} in the model")
+        pieces = sum(chunk.sizes.numel() for chunk in entry.chunks)
+        if pieces != shape.numel():
+            raise OSError(f"{name} has {pieces} of its {shape.numel()} elements in the checkpoint")

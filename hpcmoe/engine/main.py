@@ -119,7 +119,7 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
     journal = Journal(run.journal, launch.attempt) if launch.rank == 0 else None
     facts = _facts(config, sizes)
     run.checkpoints.mkdir(exist_ok=True)
-    checkpointer = Checkpointer(run.checkpoints, launch.attempt, config.checkpoint, facts, journal)
+    checkpointer = Checkpointer(run.checkpoints, launch.attempt, config.checkpoint, facts, journal, config.model)
     _same_corpus_everywhere(corpus, checkpointer.group)
     progress = load_newest(run.checkpoints, config.checkpoint.verify, facts, stages, optimizer, checkpointer.group, journal)
     if progress is None:

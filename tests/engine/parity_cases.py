@@ -116,7 +116,7 @@ def build(config: Config, loader: Loader, checkpoints: Path, journal: Journal | 
         compute=built.compute,
         optimizer=built.optimizer,
         loader=loader,
-        checkpointer=Checkpointer(checkpoints, "test.0", config.checkpoint, {"model": "same"}, journal),
+        checkpointer=Checkpointer(checkpoints, "test.0", config.checkpoint, {"model": "same"}, journal, config.model),
         progress=Progress(),
         signals=StopSignals(),
         peak=Peak(None, "fp32", "unknown"),
