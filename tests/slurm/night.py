@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -20,18 +21,19 @@ from tests.slurm.testbed_client import Testbed
 
 ALL_NIGHTS = os.environ.get("HPCMOE_ALL_NIGHTS") == "1"
 STEPS = 60
-# Two nodes of two ranks: half of what the testbed's nodes hold, as each start costs two cores dearly. A constant learning rate,
-# so that longer and shorter runs share their first steps. Steps long enough for something to happen between them.
+SOME_STEPS = 2
+STOP_LEAD_S = 120
+RANKS_PER_NODE = 4 if ALL_NIGHTS else 1  # each rank's start costs two cores dearly
 RUN = [
     "model=tiny",
+    "model.layers=2",
     "cluster=testbed",
     "nodes=2",
-    f"gpus_per_node={4 if ALL_NIGHTS else 2}",
+    f"gpus_per_node={RANKS_PER_NODE}",
     "train.seq_len=64",
-    "train.global_batch_tokens=2048",
+    "train.global_batch_tokens=512",
     "checkpoint.interval=20",
-    "optim.schedule=constant",
-    "layout.ep=4",
+    f"layout.ep={min(4, 2 * RANKS_PER_NODE)}",
 ]
 
 
@@ -77,12 +79,42 @@ class Night:
         while not true():
             if time.monotonic() > deadline:
                 raise AssertionError(f"{what} did not happen within {timeout:.0f} s\n{self.postmortem()}")
-            time.sleep(0.2)
+            time.sleep(0.1)
 
     def until_step(self, step: int) -> None:
         self.until(f"step {step}", lambda: self.step() >= step)
 
-    def until_state(self, *states: str, timeout: float = 600.0) -> dict[str, Any]:
+    @property
+    def attempt(self) -> str:
+        """The newest attempt."""
+        return str(self.events("attempt_started")[-1]["attempt"])
+
+    @contextmanager
+    def in_the_middle_of_a_step(self) -> Iterator[Callable[[], None]]:
+        """What happens in this block happens after some steps of the newest attempt, while the ranks make another one.
+
+        Rank 0 is frozen for it, so that neither a fast nor a busy machine changes what is tested; where time runs out before the
+        first step there is nothing to freeze. The block may call what it is handed: it waits until the run has been told to go.
+        """
+        attempt = self.attempt
+        notice = self.dir / "attempts" / attempt / "notice"
+
+        def under_way() -> bool:
+            return notice.exists() or sum(line["attempt"] == attempt for line in self.metrics()) >= SOME_STEPS
+
+        self.until(f"{SOME_STEPS} steps of attempt {attempt}", under_way)
+        pid = 0 if notice.exists() else self.rank_pid(0)
+        if pid:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            # Slurm itself wakes what it sends SIGTERM
+            yield lambda: self.until("word to the run", lambda: notice.exists() or not _frozen(pid))
+        finally:
+            if pid:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+    def until_state(self, *states: str, timeout: float = 1200.0) -> dict[str, Any]:
         """Wait until the run's journal says that it is in one of these (final) states; returns what `status` then says."""
 
         def reached() -> bool:
@@ -111,26 +143,31 @@ class Night:
 
     # What can happen
 
-    def preempt(self, seconds: int = 3) -> None:
-        """Somebody with priority takes all nodes for some seconds; returns when the run has left them."""
+    def preempt(self) -> None:
+        """Somebody with priority takes the run's nodes for a moment; returns when the run is back."""
         before = self.started_attempts()
-        high = self.testbed.run(
-            ["sbatch", "--parsable", "-p", "high", "-N4", "--exclusive", "-t2", "-o/dev/null", f"--wrap=sleep {seconds}"],
-            check=True,
-        ).stdout.strip()
-        self.until("the preempting job's start", lambda: self.testbed.state(high) != "PENDING")
+        nodes = ",".join(self.events("attempt_started")[-1]["hosts"])
+        with self.in_the_middle_of_a_step() as until_told:
+            high = self.testbed.sbatch("#!/bin/sh\n", "-phigh", f"-w{nodes}", "--exclusive", "-t2", "-o/dev/null")
+            until_told()
         self.testbed.wait_for(high, {"COMPLETED"})
         self.until_return(before)
 
     def kill_rank(self, rank: int) -> None:
         """SIGKILL, as the out-of-memory killer does it."""
         before = self.started_attempts()
-        os.kill(self.rank_pid(rank), signal.SIGKILL)
+        with self.in_the_middle_of_a_step():
+            os.kill(self.rank_pid(rank), signal.SIGKILL)
         self.until_return(before)
+
+    def stop_by_file(self) -> None:
+        """What a colleague does who needs the nodes."""
+        with self.in_the_middle_of_a_step():
+            (self.dir / "control" / "stop").touch()
 
     def rank_pid(self, rank: int) -> int:
         """The process of a rank on this machine, by what stands in its environment."""
-        attempt = str(self.events("attempt_started")[-1]["attempt"])
+        attempt = self.attempt
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
@@ -146,26 +183,33 @@ class Night:
         raise AssertionError(f"no process is rank {rank} of attempt {attempt}")
 
     def outlast_time_limit(self) -> None:
-        """Hold rank 0 after its first step, and so all others, until the batch shell hears that time runs out."""
-        attempt = str(self.events("attempt_started")[-1]["attempt"])
-        notice = self.dir / "attempts" / attempt / "notice"
-        before = self.started_attempts()
-        self.until(
-            "a first step", lambda: notice.exists() or attempt in [event["attempt"] for event in self.events("first_step")]
-        )
-        if not notice.exists():
-            rank = self.rank_pid(0)
-            os.kill(rank, signal.SIGSTOP)
-            try:
-                self.until("the warning before the time limit", notice.exists)
-            finally:
-                os.kill(rank, signal.SIGCONT)
+        """A step that lasts until Slurm says that time runs out, of a job whose limit is as near as its warning allows.
+
+        The limit is set by hand once the run is under way, and lifted for the next attempt: on a busy machine a start may take
+        longer than any limit that this test has the patience to wait for.
+        """
+        before, ended = self.started_attempts(), self.ended_attempts()
+        with self.in_the_middle_of_a_step() as until_told:
+            limit = f"EndTime=now+{STOP_LEAD_S + 30}"  # Slurm looks every 30 s, and warns 30 s early rather than late
+            self.testbed.run(["scontrol", "update", f"JobId={self.job_id}", limit], check=True)
+            until_told()
+        self.until("the attempt's end", lambda: self.ended_attempts() > ended)
+        self.testbed.run(["scontrol", "update", f"JobId={self.job_id}", "TimeLimit=30"], check=True)
         self.until_return(before)
 
     def admin_requeue(self) -> None:
         before = self.started_attempts()
-        self.testbed.run(["scontrol", "requeue", self.job_id], check=True)  # as root, who is the testbed's administrator
+        with self.in_the_middle_of_a_step() as until_told:
+            self.testbed.run(["scontrol", "requeue", self.job_id], check=True)  # as root, who is the testbed's administrator
+            until_told()
         self.until_return(before)
+
+
+def _frozen(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except FileNotFoundError:
+        return False
 
 
 def hpcmoe(testbed: Testbed, runs: Path, user: str | None, *words: str, check: bool = True) -> CompletedProcess[str]:
@@ -178,7 +222,7 @@ def hpcmoe(testbed: Testbed, runs: Path, user: str | None, *words: str, check: b
     return done
 
 
-def begin(testbed: Testbed, runs: Path, user: str | None, *overrides: str, steps: int = STEPS) -> Night:
+def begin(testbed: Testbed, runs: Path, user: str | None, *overrides: str, run: Sequence[str] = RUN, steps: int = STEPS) -> Night:
     """Submit the run and return at once."""
-    out = json.loads(hpcmoe(testbed, runs, user, "submit", *RUN, f"train.steps={steps}", *overrides, "--json").stdout)
+    out = json.loads(hpcmoe(testbed, runs, user, "submit", *run, f"train.steps={steps}", *overrides, "--json").stdout)
     return Night(testbed, runs, user, out["run_id"], out["job_id"])
