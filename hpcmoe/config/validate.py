@@ -15,6 +15,7 @@ from hpcmoe.config.precision import precision_of
 from hpcmoe.config.schema import Config, Precision, TrainConfig
 from hpcmoe.config.slurm_words import check_slurm_words
 from hpcmoe.errors import UserError, unknown_name
+from hpcmoe.models.partition import schedule_violation
 
 MOST_PROFILED_STEPS = 20
 MICROBATCH_TOKENS = 8192  # per rank: enough to fill matmuls, small enough for activations of models that fit at all
@@ -26,7 +27,7 @@ def validate(config: Config) -> Config:
     Raises UserError that names the key, its value and what would be right, for the first thing that cannot be.
     """
     config = copy.deepcopy(config)
-    for check in (_names, _numbers, _model, _cluster, _precision, _parallel, _data, _schedule, _features, _slurm):
+    for check in (_names, _numbers, _model, _cluster, _precision, _data, _schedule, _features, _slurm):
         check(config)
     _resolve_layout(config)
     _resolve_batch(config)
@@ -117,15 +118,6 @@ def _precision(config: Config) -> None:
     gpu = config.cluster.gpu
     if config.precision.name is Precision.fp8 and gpu.peak_tflops.get("fp8") is None:
         raise UserError(f"precision=fp8: {gpu.model} ({config.cluster.name}) has no FP8 units; use precision=bf16")
-
-
-def _parallel(config: Config) -> None:
-    for name in ("tp", "pp"):
-        size = getattr(config.layout, name)
-        if size > 1:
-            raise UserError(
-                f"layout.{name}={size}: not in this version, which trains by FSDP and expert parallelism; set layout.{name}=1"
-            )
 
 
 def _data(config: Config) -> None:
@@ -228,12 +220,20 @@ def _resolve_batch(config: Config) -> None:
     if train.batch_warmup.start_tokens is not None:
         sequences = _warmup_sequences(train, unit)
     if layout.microbatch is None:
-        layout.microbatch = max(size for size in _divisors(sequences) if size == 1 or size * train.seq_len <= MICROBATCH_TOKENS)
+        layout.microbatch = _microbatch(config, sequences)
     if sequences % layout.microbatch:
         raise UserError(
             f"layout.microbatch={layout.microbatch} must divide the {sequences} sequences a rank trains on per step; "
             f"{_near(layout.microbatch, sequences)}"
         )
+
+
+def _microbatch(config: Config, sequences: int) -> int:
+    """The largest that is small enough for memory and leaves the pipeline's schedule as many microbatches as it needs."""
+    layout = config.layout
+    small = [size for size in _divisors(sequences) if size == 1 or size * config.train.seq_len <= MICROBATCH_TOKENS]
+    fill = [size for size in small if schedule_violation(layout.schedule, layout.pp, sequences // size) is None]
+    return max(fill or small)
 
 
 def _warmup_sequences(train: TrainConfig, unit: int) -> int:

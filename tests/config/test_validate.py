@@ -22,8 +22,12 @@ REFUSED = [
     (["layout.ep=8"], "layout.ep=8 must divide dp_shard x tp = 4 ranks; 4 would do"),
     (["layout.dp_replicate=2", "layout.ep=4"], "layout.ep=4 must divide dp_shard x tp = 2 ranks; 2 would do"),
     (["model.experts=6", "layout.ep=4"], "layout.ep=4 must divide model.experts=6; 2 would do"),
-    (["layout.tp=2"], "layout.tp=2: not in this version"),
-    (["layout.pp=2"], "layout.pp=2: not in this version"),
+    (["layout.tp=4"], "layout.tp=4 does not divide model.kv_heads=2"),
+    (["layout.tp=2", "train.seq_len=127", "train.global_batch_tokens=2032"], "layout.tp=2 does not divide train.seq_len=127"),
+    (["layout.pp=4", "layout.schedule=ZBVZeroBubble"], "makes 8 stages of model.layers=4"),
+    (["layout.pp=2", "model.tied_embeddings=true"], "input table and head are one matrix; use pp=1"),
+    (["layout.pp=2", "train.global_batch_tokens=256"], "needs at least 2 microbatches a step and has 1"),
+    (["layout.pp=2", "layout.schedule=DualPipeV", "layout.recompute=full"], "layout.recompute=full does not go with"),
     # batch
     (
         ["train.global_batch_tokens=4000"],
@@ -119,6 +123,8 @@ RESOLVED = [
     (["layout.dp_replicate=2"], (2, 2, 8)),
     (["layout.ep=2"], (4, 2, 8)),
     (["layout.microbatch=2"], (4, 4, 2)),
+    (["layout.tp=2", "layout.pp=2"], (1, 2, 16)),  # a pipeline of 2 needs 2 microbatches
+    (["layout.pp=2", "layout.schedule=DualPipeV"], (2, 2, 4)),  # and this one 4
     (["train.batch_warmup.start_tokens=1024", "train.batch_warmup.tokens=9999"], (4, 4, 2)),  # fits every batch on the way
     (["train.seq_len=1024", "train.global_batch_tokens=131072"], (4, 4, 8)),  # 8192 tokens a microbatch at most
     (["model.max_seq_len=16384", "train.seq_len=16384", "train.global_batch_tokens=131072"], (4, 4, 1)),  # one at least
