@@ -40,12 +40,13 @@ class Watchdog(Callback):
         timeout_s: float,
         startup_timeout_s: float,
         leave: Callable[[int], None] = os._exit,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.run, self.attempt, self.rank, self.ranks, self.leave = run, attempt, rank, ranks, leave
+        self.run, self.attempt, self.rank, self.ranks, self.leave, self.clock = run, attempt, rank, ranks, leave, clock
         self.timeout_s, self.startup_timeout_s = timeout_s, startup_timeout_s
-        self.period = min(LONGEST_PERIOD_S, timeout_s / 10)
+        self.period = min(LONGEST_PERIOD_S, timeout_s / 20)
         self.folder = run.attempt(attempt) / "heartbeats"
-        self._step, self._moved = 0, time.monotonic()
+        self._step, self._moved = 0, self.clock()
         self._phase: Phase = "rendezvous"
         self._warm = False  # a whole step was done
         self._count = 0
@@ -58,7 +59,7 @@ class Watchdog(Callback):
         return self
 
     def entering(self, step: int, phase: Phase) -> None:
-        self._step, self._phase, self._moved = step, phase, time.monotonic()
+        self._step, self._phase, self._moved = step, phase, self.clock()
 
     def after_step(self, step: int, agreed: Agreed, skipped: str | None) -> Told:
         self._warm = True
@@ -69,9 +70,9 @@ class Watchdog(Callback):
         self._thread.join()
 
     def _watch(self) -> None:
-        last = time.monotonic()
+        last = self.clock()
         while not self._closed.wait(self.period):
-            now = time.monotonic()
+            now = self.clock()
             if now - last > LOOKS * self.period:
                 self._moved = now  # the whole process stood still: suspended with its job, perhaps, and so were the others
             last = now
@@ -83,7 +84,7 @@ class Watchdog(Callback):
             if now - self._moved > self._limit():
                 if self._hung():
                     return
-                last = time.monotonic()
+                last = self.clock()
 
     def _limit(self) -> float:
         return self.timeout_s if self._warm and self._phase != "save" else max(self.timeout_s, self.startup_timeout_s)
@@ -108,7 +109,7 @@ class Watchdog(Callback):
         silent = hang.silent_ranks(before, beats) - {self.rank}
         self._write_stacks()
         if self.rank == min(set(beats) - silent):
-            self._report(hang.diagnose(beats, silent, time.monotonic() - stuck_since))
+            self._report(hang.diagnose(beats, silent, self.clock() - stuck_since))
         else:
             self._await_report()
         self._leave()
