@@ -82,9 +82,12 @@ def progress(view: RunView) -> str:
         f", MFU {100 * mfu:.1f} % ({last.get('flops_convention')}, peak {last.get('peak_tflops'):.3g} TFLOP/s)" if mfu else ""
     )
     loss = "not finite" if last["loss"] is None else f"{last['loss']:.4f}"
+    evaluated = next((line for line in reversed(metrics) if line.get("eval_loss") is not None), None)
+    held_out = f", held out {evaluated['eval_loss']:.4f} after step {evaluated['eval_step']}" if evaluated else ""
+    skipped = f", {last['skipped_steps']} steps skipped" if last.get("skipped_steps") else ""
     return (
-        f"step {last['step']} of {view.record.planned.get('steps')}: loss {loss}, "
-        f"{last.get('tokens_per_s', 0.0):.0f} tokens/s{mfu_text}"
+        f"step {last['step']} of {view.record.planned.get('steps')}: loss {loss}{held_out}, "
+        f"{last.get('tokens_per_s', 0.0):.0f} tokens/s{mfu_text}{skipped}"
     )
 
 

@@ -42,3 +42,17 @@ def test_scripts_get_the_parts_in_seconds(run: Path, capsys: pytest.CaptureFixtu
     assert status.main(["abc123", "--json"]) == 0
     attempts = json.loads(capsys.readouterr().out)["attempts"]
     assert [attempt["startup"] for attempt in attempts] == [{}, {"launch": 3.25, "imports": 4.25, "first_step": 0.5}]
+
+
+def test_the_progress_line_tells_of_skipped_steps_and_of_the_last_evaluation(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = [
+        {"attempt": "7.1", "step": 2, "t": 209.0, "loss": 4.5, "eval_step": 2, "eval_loss": 4.25},
+        {"attempt": "7.1", "step": 3, "t": 210.0, "loss": None, "skipped": "not finite", "skipped_steps": 2},
+    ]
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in more)
+    assert status.main(["abc123"]) == 0
+    expected = "step 3 of 60: loss not finite, held out 4.2500 after step 2, 0 tokens/s, 2 steps skipped"
+    assert expected in capsys.readouterr().out.splitlines()
