@@ -40,9 +40,11 @@ class Sizes:
         return self.dp_replicate * self.dp_shard
 
     def __str__(self) -> str:
-        return (
+        sizes = (
             f"pp={self.pp} dp_replicate={self.dp_replicate} dp_shard={self.dp_shard} tp={self.tp} ep={self.ep} efsdp={self.efsdp}"
         )
+        schedule = f" schedule={self.schedule}" if self.pp > 1 else ""
+        return sizes + schedule + (" ep_placement=across" if self.ep_placement == "across" else "")
 
 
 def resolve_sizes(config: Config) -> Sizes:
