@@ -163,12 +163,12 @@ def _kernel_error(
 
 def check_recompute(device: torch.device, seq_len: int) -> list[Check]:
     """Bytes that blocks keep, in each mode, against the planner; gradients are those without recompute."""
-    dtype, batch = torch.bfloat16, 2
+    dtype, batch = (torch.bfloat16 if device.type == "cuda" else torch.float32), 2  # bf16 rows are padded far on CPUs
     net = initial_values(BLOCKS, 0).to(device=device, dtype=dtype)
     x = torch.randn(batch, seq_len, BLOCKS.hidden, device=device, dtype=dtype, requires_grad=True)
     tables = rope_tables(seq_len, BLOCKS.head_dim, BLOCKS.rope_theta, device)
     shape = from_config(BLOCKS)
-    work = Workload(seq=seq_len, batch=batch, imbalance=False)
+    work = Workload(seq=seq_len, batch=batch, imbalance=False, compute_bytes=torch.finfo(dtype).bits / 8)
     kept: dict[str, int] = {}
     checks, wanted = [], None
     for mode in ("none", "selective", "full"):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from hpcmoe.config.schema import OptimConfig
+from hpcmoe.config.schema import OptimConfig, PrecisionConfig
 from hpcmoe.engine.bf16_moments import AdamWBf16Moments
 from hpcmoe.engine.optimizer import build_optimizer, named_moments
 from hpcmoe.engine.parallelize import initial_values
 from hpcmoe.models.transformer import Transformer
-from tests.engine.ranks import small_model
+from hpcmoe.planner.plan import workload
+from tests.engine.ranks import small_config, small_model
 
 OPTIM = OptimConfig(lr=3e-3, betas=[0.9, 0.95], weight_decay=0.1)
 TEXT = torch.frombuffer(bytearray(b"the router sends each token to two experts of eight. " * 40), dtype=torch.uint8).long()
@@ -63,6 +65,9 @@ def test_moments_take_half_the_bytes_and_parameters_stay_fp32() -> None:
         assert {p.dtype for p in net.parameters()} == {torch.float32}
     parameters = sum(p.numel() for p in net.parameters())
     assert sizes == {"fp32": 8 * parameters, "bf16": 4 * parameters}
+    for moments, size in sizes.items():
+        config = small_config(Path("text"), 1, 1, 1, precision=PrecisionConfig(moments=moments))
+        assert workload(config).optim_bytes * parameters == size, "what the planner counts"
 
 
 def moment_bytes(net: Transformer, optimizer: torch.optim.Optimizer) -> int:
