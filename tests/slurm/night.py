@@ -23,7 +23,7 @@ ALL_NIGHTS = os.environ.get("HPCMOE_ALL_NIGHTS") == "1"
 STEPS = 60
 SOME_STEPS = 2
 STOP_LEAD_S = 120
-RANKS_PER_NODE = 4 if ALL_NIGHTS else 1  # each rank's start costs two cores dearly
+RANKS_PER_NODE = 4 if ALL_NIGHTS else 1  # each rank's start costs two cores dearly; EXAMPLE has four on each node
 RUN = [
     "model=tiny",
     "model.layers=2",
@@ -34,6 +34,20 @@ RUN = [
     "train.global_batch_tokens=512",
     "checkpoint.interval=20",
     f"layout.ep={min(4, 2 * RANKS_PER_NODE)}",
+]
+
+
+# The layout that everyone asks for first, on all nodes of the testbed, with small dimensions.
+EXAMPLE = [
+    "model=moe_32x4096",
+    *(f"model.{name}" for name in ("hidden=64", "layers=4", "heads=4", "kv_heads=2", "head_dim=16", "expert_ffn=64")),
+    "model.vocab_size=272",
+    "cluster=testbed",
+    "nodes=4",
+    "gpus_per_node=4",
+    *(f"layout.{name}" for name in ("tp=2", "pp=2", "ep=4", "dp_shard=4", "microbatch=1")),
+    "train.seq_len=32",
+    "train.global_batch_tokens=256",
 ]
 
 

@@ -1,6 +1,6 @@
 """Whatever takes the machine away, the run comes back and ends with the losses of a run that nobody touched, bit for bit.
 
-On a real Slurm, over two nodes. Several things happen to one run in a test, since each return costs a start of all ranks. Each
+On a real Slurm, over two nodes or four. Several things happen to one run in a test, since each return costs a start of all ranks. Each
 test is one person's night, root's or an ordinary user's; HPCMOE_ALL_NIGHTS=1 gives every night to both, on four ranks a node.
 """
 
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.night import ALL_NIGHTS, STEPS, STOP_LEAD_S, Night, begin
+from hpcmoe.runs.journal import iter_json_lines
+from hpcmoe.runs.rundir import RunDir
+from tests.engine.ranks import Attempt
+from tests.slurm.night import ALL_NIGHTS, EXAMPLE, STEPS, STOP_LEAD_S, Night, begin
 from tests.slurm.testbed_client import Testbed
 
 pytestmark = pytest.mark.timeout(3000)
@@ -127,6 +131,24 @@ def test_cut_by_its_time_limit_twice(testbed: Testbed, runs: Path, user: str | N
     night.until_state("COMPLETED", "FAILED")
     assert_as_untouched(night, untouched)
     assert_story(night, ["time_limit", "time_limit", "completed"])
+
+
+@nights("root")
+def test_tensor_pipeline_expert_and_sharded_parallel_over_four_nodes_is_preempted(
+    testbed: Testbed, runs: Path, user: str | None, tmp_path: Path
+) -> None:
+    night = begin(testbed, runs, user, "slurm.partition=requeue_grace", run=EXAMPLE, steps=8)
+    night.until("the start", lambda: night.started_attempts() == 1)
+    night.preempt()
+    night.until_state("COMPLETED", "FAILED")
+    # the untouched run: the same config on ranks of this machine, which need not import PyTorch sixteen times
+    (tmp_path / "control").mkdir()
+    shutil.copy(night.dir / "config.yaml", tmp_path)
+    alone = Attempt(RunDir(tmp_path), "untouched.0", 16, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"})
+    assert alone.finish() == [0] * 16, alone.log()
+    assert_as_untouched(night, {line["step"]: line["loss"] for line in iter_json_lines(tmp_path / "metrics.jsonl")})
+    assert_story(night, ["preempted", "completed"])
+    assert night.status()["step"] == 8
 
 
 @nights("ordinary")
