@@ -1,7 +1,8 @@
 """Whatever takes the machine away, the run comes back and ends with the losses of a run that nobody touched, bit for bit.
 
-On a real Slurm, over two nodes or four. Several things happen to one run in a test, since each return costs a start of all ranks. Each
-test is one person's night, root's or an ordinary user's; HPCMOE_ALL_NIGHTS=1 gives every night to both, on four ranks a node.
+On a real Slurm, over two nodes or four. Several things happen to one run in a test, since each return costs a start of all
+ranks. Each test is one person's night, root's or an ordinary user's; HPCMOE_ALL_NIGHTS=1 gives every night to both, on four ranks a
+node.
 """
 
 from __future__ import annotations
