@@ -32,6 +32,7 @@ RUN = [
     f"gpus_per_node={RANKS_PER_NODE}",
     "train.seq_len=64",
     "train.global_batch_tokens=512",
+    "logging.tensorboard=false",
     "checkpoint.interval=20",
     f"layout.ep={min(4, 2 * RANKS_PER_NODE)}",
 ]
@@ -48,6 +49,7 @@ EXAMPLE = [
     *(f"layout.{name}" for name in ("tp=2", "pp=2", "ep=4", "dp_shard=4", "microbatch=1")),
     "train.seq_len=32",
     "train.global_batch_tokens=256",
+    "logging.tensorboard=false",
 ]
 
 
