@@ -19,6 +19,17 @@ from hpcmoe.models.transformer import Transformer
 Schedule = PipelineScheduleSingle | PipelineScheduleMulti
 
 
+class Stage(PipelineStage):
+    """PyTorch's, which between two stages on one rank would hand on gradients that an evaluation does not have."""
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[torch.Tensor | None, ...], mb_index: int) -> None:
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+
 class Pipeline:
     """This rank's stages under one schedule. Schedules are built per number and shape of microbatches and kept."""
 
@@ -56,7 +67,7 @@ class Pipeline:
     def _build(self, microbatches: int, shape: torch.Size) -> Schedule:
         chosen: Any = get_schedule_class(self.schedule)
         stages = [
-            PipelineStage(
+            Stage(
                 part,
                 number,
                 self.stages.count,

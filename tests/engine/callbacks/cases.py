@@ -240,14 +240,17 @@ def evaluation_changes_nothing_and_is_right(text: Path, scratch: Path) -> None:
     assert seen[0][2] == seen[1][2]
     assert all(torch.equal(value, seen[1][1][name]) for name, value in seen[0][1].items())
 
-    config = config_of(text, 1, evaluation=evaluation)
-    for layout in (config.layout, PIPELINE):
-        fresh = trainer_of(replace(config, layout=layout), scratch / f"fresh-{layout.pp}")
+    config = config_of(text, 1, evaluation=evaluation, model=small_model(layers=4))
+    first_losses = []
+    for layout in (config.layout, PIPELINE, replace(PIPELINE, schedule="ZBVZeroBubble")):
+        fresh = trainer_of(replace(config, layout=layout), scratch / f"fresh-{layout.pp}-{layout.schedule}")
         (callback,) = [callback for callback in fresh.callbacks if isinstance(callback, Evaluation)]
         told = callback.after_step(2, Agreed(0.0, 1, 0.0, 0.0, 0.0, torch.zeros(1, 1), False, False, False), None)
         assert told.evaluated is not None
         assert told.evaluated.tokens == 2 * BATCH * SEQ
         assert abs(told.evaluated.loss - held_out_loss(config, fresh.loader)) < 1e-5, layout
+        first_losses.append(fresh.train_step().loss)  # passes backward again, after those that were forward only
+    assert max(first_losses) - min(first_losses) < 1e-5
 
 
 def held_out_loss(config: Config, loader: Loader) -> float:
