@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -303,9 +303,8 @@ def _local(tensor: Any) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def check_layouts(device: torch.device, ranks: int) -> list[Check]:
+def check_layouts(device: torch.device, ranks: int) -> Iterator[Check]:
     """Every layout trains as the first one does, alone; its checkpoint comes back bitwise."""
-    checks: list[Check] = []
     alone: list[float] = []
     for name, overrides in layouts(ranks).items():
         world = int(name.split(":")[0])
@@ -316,7 +315,7 @@ def check_layouts(device: torch.device, ranks: int) -> list[Check]:
             try:
                 torch.multiprocessing.spawn(rank_main, (world, port, overrides, device.type, out), nprocs=world)
             except Exception as error:
-                checks.append(Check(f"layout {name}", False, str(error).strip().splitlines()[-1]))
+                yield Check(f"layout {name}", False, str(error).strip().splitlines()[-1])
                 continue
             result = json.loads(Path(out, "result.json").read_text())
         losses = result["losses"]
@@ -325,16 +324,15 @@ def check_layouts(device: torch.device, ranks: int) -> list[Check]:
         good = off < 0.02 and losses[-1] < losses[0] and result["same"]
         detail = f"loss {losses[0]:.3f} to {losses[-1]:.3f} in {STEPS} steps, {off:.2%} from alone, checkpoint "
         detail += f"{'bitwise' if result['same'] else 'DIFFERS'}, {result['tokens_per_s']:,.0f} tokens/s"
-        checks.append(Check(f"layout {name}", good, detail))
-    return checks
+        yield Check(f"layout {name}", good, detail)
 
 
-def guarded(run: Callable[[], list[Check]], name: str) -> list[Check]:
+def guarded(run: Callable[[], Iterable[Check]], name: str) -> Iterator[Check]:
     """A check that breaks is a check that failed; the others go on."""
     try:
-        return run()
+        yield from run()
     except Exception:
-        return [Check(name, False, traceback.format_exc().strip().splitlines()[-1])]
+        yield Check(name, False, traceback.format_exc().strip().splitlines()[-1])
 
 
 def main() -> int:
@@ -353,7 +351,7 @@ def main() -> int:
     what = "CPUs, a rehearsal: no GPU is checked" if args.rehearse else f"{gpus} x {torch.cuda.get_device_name(0)}"
     print(f"on {what}, torch {torch.__version__}")
     small = args.rehearse
-    parts: dict[str, Callable[[], list[Check]]] = {
+    parts: dict[str, Callable[[], Iterable[Check]]] = {
         "matmul peak": lambda: [check_peak(device, 256 if small else 8192)],
         "experts": lambda: check_kernels(device, 64 if small else 1024),
         "recompute": lambda: check_recompute(device, 64 if small else 2048),
