@@ -5,10 +5,12 @@ Not for Slurm (tests/slurm) and not for the job script (tests/launchers).
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -26,6 +28,7 @@ from hpcmoe.runs.rundir import RunDir
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["torch", "hpcmoe.engine.main"])
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 PATIENCE_S = 300.0  # a machine that is busy with other work must not fail a test
 
 
@@ -48,7 +51,14 @@ def _rank_env(rank: int, world: int, port: int, attempt: str) -> dict[str, str]:
     }
 
 
+def _die_with_parent() -> None:
+    """The server that forks the ranks ends with pytest; ranks that outlived a killed pytest would compute on."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _call(target: Callable[..., None], env: dict[str, str], log: Path, args: tuple[Any, ...]) -> None:
+    _die_with_parent()
     os.environ.update(env)
     fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(fd, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
 import stat
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from tests.slurm import testbed_cluster
 from tests.slurm.testbed_client import TEST_USER, Testbed
+from tests.slurm.testbed_processes import Process, start_ticks
 
 HERE = Path(__file__).parent
 
@@ -26,6 +28,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slurm)
 
 
+def stop_orphans() -> None:
+    """Stop the testbeds of sessions that were killed before they could: their process is in the folder's name."""
+    for root in Path(tempfile.gettempdir()).glob("testbed-*"):
+        owner = re.fullmatch(r"testbed-(\d+)\.(\d+)-\w+", root.name)
+        if owner is not None and not Process("pytest", int(owner[1]), int(owner[2])).alive():
+            testbed_cluster.down(root)
+            shutil.rmtree(root, ignore_errors=True)
+
+
 @pytest.fixture(scope="session")
 def testbed() -> Iterator[Testbed]:
     """A testbed of this session's own."""
@@ -33,8 +44,9 @@ def testbed() -> Iterator[Testbed]:
         if os.environ.get("HPCMOE_REQUIRE_SLURM") == "1" or os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
+    stop_orphans()
     # Not pytest's own folder: ordinary users may not enter that, and sockets need short paths.
-    root = Path(tempfile.mkdtemp(prefix="testbed-"))
+    root = Path(tempfile.mkdtemp(prefix=f"testbed-{os.getpid()}.{start_ticks(os.getpid())}-"))
     root.chmod(0o755)
     try:
         testbed_cluster.up(root)
