@@ -2,8 +2,8 @@
 
 ``full`` keeps a block's input and its routing. ``selective`` keeps the results of attention, matrix products (but the router's),
 reduce-scatters and all-to-alls too; it repeats norms, rotations, activation functions, the router's product, permutations and
-gathers of the sequence. ``layer`` is ``full`` in layers of even number. Routing is never decided twice. Not for schedules that split
-the backward pass: each part of it would compute a block again (hpcmoe.engine.support refuses them).
+gathers of the sequence. ``layer`` is ``full`` in layers of even number. Routing is never decided twice. Not for schedules that
+split the backward pass: each part of it would compute a block again (hpcmoe.engine.support refuses them).
 """
 
 from __future__ import annotations
