@@ -6,9 +6,11 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from hpcmoe.config.schema import Config, DataConfig, LoggingConfig
+from hpcmoe.engine.trainer import Trainer
 from hpcmoe.planner.layout import Layout
 from tests.engine.parity_cases import own_world, trainer_of
 from tests.planner.proposals import NAMES, config_for, proposals
@@ -31,6 +33,16 @@ def config_of(nodes: int) -> Config:
     return config_for(nodes, f"train.seq_len={SEQ}", f"train.global_batch_tokens={BATCH[nodes] * SEQ}", "model.aux_loss_coef=0")
 
 
+def evaluate(trainer: Trainer) -> float:
+    """Mean cross entropy of the first samples, after the step."""
+    sizes, loader = trainer.sizes, trainer.loader
+    batches = loader.microbatches(0, sizes.global_batch, trainer.data_rank, sizes.data_ranks, sizes.microbatch)
+    loss_sum, tokens = trainer.compute.evaluate(list(batches))
+    both = torch.stack((loss_sum, torch.tensor(float(tokens), dtype=torch.float64)))
+    dist.all_reduce(both)
+    return float(both[0] / both[1])
+
+
 def each_proposal_trains(text: Path, scratch: Path, nodes: int) -> None:
     losses, norms = {}, {}
     for number, layout in enumerate(chosen(nodes)):
@@ -39,11 +51,14 @@ def each_proposal_trains(text: Path, scratch: Path, nodes: int) -> None:
         for name in NAMES:
             setattr(config.layout, name, getattr(layout, name))
         with own_world(str(number)):
-            agreed = trainer_of(config, scratch / str(number)).train_step()
-        losses[layout], norms[layout] = agreed.loss, agreed.grad_norm
+            trainer = trainer_of(config, scratch / str(number))
+            agreed = trainer.train_step()
+            evaluated = evaluate(trainer)
+        losses[layout], norms[layout] = (agreed.loss, evaluated), agreed.grad_norm
         if dist.get_rank() == 0:
-            print(layout, agreed.loss, agreed.grad_norm, flush=True)
+            print(layout, agreed.loss, evaluated, agreed.grad_norm, flush=True)
     first = next(iter(losses))
     assert len(losses) > 20
-    assert not {layout: loss for layout, loss in losses.items() if abs(loss - losses[first]) > SAME_LOSS}
+    for wanted, seen in zip(losses[first], zip(*losses.values(), strict=True), strict=True):
+        assert not {layout: loss for layout, loss in zip(losses, seen, strict=True) if abs(loss - wanted) > SAME_LOSS}
     assert not {layout: norm for layout, norm in norms.items() if abs(norm / norms[first] - 1) > SAME_NORM}
