@@ -14,7 +14,7 @@ from tests.engine import parity_cases
 from tests.engine.parity_reference import SETTINGS, reference
 from tests.engine.ranks import run_together, write_text
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.multiprocess
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from tests.engine import proposal_cases
 from tests.engine.ranks import run_together, write_text
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.multiprocess
 NODES = [1, 2, 3, 4] if os.environ.get("HPCMOE_ALL_PROPOSALS") == "1" else [1]
 
 
