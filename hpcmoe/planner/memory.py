@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcmoe.planner.activations import LayerActivations, layer_activations
-from hpcmoe.planner.constants import HOT_RANK, SLACK
+from hpcmoe.planner.constants import HOT_RANK, PADDING, SLACK
 from hpcmoe.planner.layout import Layout
 from hpcmoe.planner.params import model_params
 from hpcmoe.planner.pipeline import in_flight, in_flight_by_chunk
@@ -104,11 +104,18 @@ def layer_modes(chunk: Chunk, recompute: str) -> list[tuple[int, bool, str]]:
     return [part for part in parts if part[0]]
 
 
-class Memories:
-    """Memory of one model and workload under many layouts; what layouts share is computed once."""
+def loss_bytes(layout: Layout, work: Workload) -> float:
+    """Bytes a logit beside the probabilities: forward the logits and their fp32 copy; with tensor parallelism, backward two of
+    these."""
+    forward = 4.0 if work.compute_bytes == 4.0 else 4.0 + work.compute_bytes
+    return forward if layout.tp == 1 else max(forward, 8.0)
 
-    def __init__(self, shape: Shape, work: Workload) -> None:
-        self.shape, self.work = shape, work
+
+class Memories:
+    """Memory of one model and workload under many layouts; what layouts share is computed once. ``slack``: as constants.SLACK."""
+
+    def __init__(self, shape: Shape, work: Workload, slack: float = SLACK) -> None:
+        self.shape, self.work, self.slack = shape, work, slack
         self._contents: dict[tuple[int, str], tuple[Contents, ...]] = {}
         self._telling: dict[tuple[int, str], tuple[int, ...]] = {}
         self._held: dict[tuple[int | Contents, ...], Held] = {}
@@ -150,8 +157,9 @@ class Memories:
         """Bytes a chunk keeps for one microbatch."""
         return sum(count * self.layer(layout, moe, mode).kept for count, moe, mode in layer_modes(chunk, layout.recompute))
 
-    def _again(self, layout: Layout, chunks: Contents) -> float:
+    def again(self, layout: Layout, rank: int) -> float:
         """Bytes of the layer that is being recomputed, beyond what it kept."""
+        chunks = self.contents(layout)[rank]
         layers = [self.layer(layout, moe, mode) for c in chunks for _, moe, mode in layer_modes(c, layout.recompute)]
         return max((layer.full - layer.kept for layer in layers), default=0.0)
 
@@ -166,16 +174,38 @@ class Memories:
         else:
             flight = in_flight_by_chunk(layout, microbatches, rank)
             activations = sum(n * self._kept(layout, chunk) for n, chunk in zip(flight, chunks, strict=True))
-        activations += self._again(layout, chunks)
-        buffers = unsharded(values, layout, work)
+        passing = unsharded(values, layout, work) + self.again(layout, rank)
         tokens = layout.microbatch * work.seq / layout.cp
         if layout.ep > 1 and any(c.moe for c in chunks):  # one all-to-all's send and receive
             hot = HOT_RANK if work.imbalance else 1.0
-            buffers += 2.0 * work.compute_bytes * tokens * shape.top_k * shape.hidden / layout.tp * hot
-        if any(c.last for c in chunks):
-            buffers += work.logit_bytes * tokens * shape.vocab / layout.tp
-        buffers += SLACK * (activations + buffers)
+            passing += 2.0 * work.compute_bytes * tokens * shape.top_k * shape.hidden / layout.tp * hot
+        logits = tokens * shape.vocab / layout.tp if any(c.last for c in chunks) else 0.0
+        if work.own:  # the loss keeps its probabilities; all that it needs is gone before the blocks' turn
+            passing += self._inner_gradient(layout, chunks)
+            ends = 4.0 * logits + (tokens * work.compute_bytes * shape.hidden * (1.0 + 1.0 / layout.tp) if logits else 0.0)
+            activations += ends
+            buffers = max(passing - ends, loss_bytes(layout, work) * logits)
+        else:
+            buffers = passing + work.logit_bytes * logits
+        buffers += self.received(layout, microbatches, rank)
+        buffers += self.slack * (activations + buffers)
         return Memory(params, grads, optimizer, activations, buffers)
+
+    def _inner_gradient(self, layout: Layout, chunks: Contents) -> float:
+        """Bytes of the gradients inside the widest feed-forward block, beyond what its backward pass has let go by then."""
+        shape, work = self.shape, self.work
+        dense = shape.ffn if any(c.dense for c in chunks) else 0
+        moe = shape.top_k * shape.expert_ffn if any(c.moe for c in chunks) else 0
+        hot = (HOT_RANK if work.imbalance and layout.ep > 1 else 1.0) * (PADDING if work.padded else 1.0)
+        return layout.microbatch * work.seq * work.compute_bytes * max(dense, moe * hot) / layout.tp
+
+    def received(self, layout: Layout, microbatches: int, rank: int) -> float:
+        """Bytes of a pipeline's buffers for hidden states and their gradients: PyTorch's stages have one for each microbatch."""
+        if layout.pp == 1 or not self.work.own:
+            return 0.0
+        ways = sum((not c.first) + (not c.last) for c in self.contents(layout)[rank])
+        tokens = layout.microbatch * self.work.seq
+        return microbatches * ways * tokens * self.shape.hidden * self.work.compute_bytes / layout.tp
 
     def fullest(self, layout: Layout, microbatches: int) -> Memory:
         """The fullest of the pipeline's ranks."""
