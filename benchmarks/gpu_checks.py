@@ -229,9 +229,11 @@ def layouts(ranks: int) -> dict[str, list[str]]:
 
 
 def config_of(world: int, overrides: list[str], device: str) -> Config:
-    """A tiny run over Python's own sources in bf16."""
-    words = ["cluster=local", f"cluster.device={device}", "model=tiny", "precision=bf16", f"gpus_per_node={world}"]
-    words += ["train.steps=100", "train.seq_len=128", "train.global_batch_tokens=2048", "optim.lr=3e-3", "optim.warmup_steps=1"]
+    """A tiny run over Python's own sources, in bf16 on GPUs and in fp32 in a rehearsal."""
+    words = ["cluster=local", f"cluster.device={device}", "model=tiny", f"gpus_per_node={world}"]
+    words += ["precision=bf16", "train.seq_len=512"] if device == "cuda" else ["precision=fp32", "train.seq_len=64"]
+    words += [f"train.global_batch_tokens={16 * (512 if device == 'cuda' else 64)}"]
+    words += ["train.steps=100", "optim.lr=3e-3", "optim.warmup_steps=1"]
     return validate(load([*words, "data.max_bytes=200000", "layout.microbatch=4", *overrides]))
 
 
