@@ -19,7 +19,8 @@ def block(shape: Shape, work: Workload, layout: Layout, moe: bool, recompute: st
     """Bytes that one token of a microbatch costs a GPU in one layer; the fullest expert rank's, where routing is not forced."""
     width, tp = work.compute_bytes, layout.tp
     input_ = width * shape.hidden / tp  # between blocks each tp rank has its part of the sequence
-    routed = shape.top_k * ROUTED / tp if moe else 0.0
+    arriving = INDEX if layout.ep > 1 else 0.0  # where a row that came goes
+    routed = shape.top_k * (ROUTED + arriving) / tp if moe else 0.0
     if recompute == "full":
         return input_ + routed
     attention = _attention(shape, work, tp, recompute)
@@ -65,6 +66,5 @@ def _moe(shape: Shape, work: Workload, layout: Layout, recompute: str) -> float:
         travelled = width * h * (hot + 1.0) if layout.ep > 1 else width * h * padded
         return shared + k * (travelled + padded * width * 2 * shape.expert_ffn) / tp
     router = (4.0 * h if width < 4.0 or not shape.shared_ffn or tp > 1 else 0.0) + 8.0 * shape.experts  # in fp32
-    places = INDEX * hot if layout.ep > 1 else 0.0
-    copies = padded * width * (h + 4 * shape.expert_ffn) + width * h + places
+    copies = padded * width * (h + 4 * shape.expert_ffn) + width * h
     return shared + (router + k * copies) / tp

@@ -158,8 +158,11 @@ class Memories:
         return sum(count * self.layer(layout, moe, mode).kept for count, moe, mode in layer_modes(chunk, layout.recompute))
 
     def again(self, layout: Layout, rank: int) -> float:
-        """Bytes of the layer that is being recomputed, beyond what it kept."""
-        chunks = self.contents(layout)[rank]
+        """Bytes of the layer that is being recomputed, beyond what it kept.
+
+        With ``layer`` a layer that keeps all comes between: it is gone by the time that the one before it is recomputed.
+        """
+        chunks = [c for c in self.contents(layout)[rank] if layout.recompute != "layer" or c.ends_even]
         layers = [self.layer(layout, moe, mode) for c in chunks for _, moe, mode in layer_modes(c, layout.recompute)]
         return max((layer.full - layer.kept for layer in layers), default=0.0)
 

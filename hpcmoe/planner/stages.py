@@ -22,6 +22,7 @@ class Chunk:
     moe: int
     dense_even: int  # of these, those of even number
     moe_even: int
+    ends_even: bool  # is its last layer's number even?
     first: bool
     last: bool
 
@@ -57,7 +58,7 @@ def _split(shape: Shape, pp: int, schedule: str, seq: int) -> tuple[Contents, ..
 def _chunk(shape: Shape, layers: range, first: bool, last: bool) -> Chunk:
     border = min(max(shape.layers - shape.moe_layers, layers.start), layers.stop)
     dense, moe = range(layers.start, border), range(border, layers.stop)
-    return Chunk(len(dense), len(moe), _even_numbers(dense), _even_numbers(moe), first, last)
+    return Chunk(len(dense), len(moe), _even_numbers(dense), _even_numbers(moe), layers[-1] % 2 == 0, first, last)
 
 
 def _even_numbers(layers: range) -> int:

@@ -47,7 +47,7 @@ def test_planner_and_engine_count_every_shipped_model_alike(name: str) -> None:
     [
         Pins(pp=1, tp=1, ep=4),
         Pins(pp=1, tp=2, ep=4, recompute="selective"),
-        Pins(pp=1, tp=2, ep=2, recompute="layer"),
+        Pins(pp=2, tp=1, ep=2, recompute="layer"),
         Pins(pp=2, tp=1, ep=2, recompute="full"),
         Pins(pp=2, tp=2, ep=2, schedule="Interleaved1F1B"),
         Pins(pp=2, tp=1, ep=1, schedule="ZBVZeroBubble"),
@@ -59,11 +59,10 @@ def test_tiny_agrees_in_every_dimension_and_recompute_mode(pins: Pins) -> None:
     assert result.world == 4
 
 
-@pytest.mark.parametrize(("model", "nodes"), [("mixtral_8x7b", 16), ("moe_1t", 128)])
-def test_the_planned_rank_of_a_large_model_agrees_within_5_percent_in_a_minute(model: str, nodes: int) -> None:
-    result = agreement(load([f"model={model}", f"nodes={nodes}", *ON_GPUS]))
+def test_the_planned_rank_of_mixtral_on_64_gpus_agrees_within_5_percent() -> None:
+    result = agreement(load(["model=mixtral_8x7b", "nodes=16", *ON_GPUS]))
     assert result.agrees, report(result)
-    assert result.world == 4 * nodes
+    assert result.world == 64
     state = {kind.name: kind.error for kind in result.kinds if kind.name in ("params", "grads", "optimizer")}
     assert all(abs(error) < 0.005 for error in state.values()), state
 
