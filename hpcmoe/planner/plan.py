@@ -22,7 +22,6 @@ from hpcmoe.planner.search import Candidate, Pins, Search, limit_bytes
 from hpcmoe.planner.shapes import Shape, from_config
 from hpcmoe.planner.workload import Workload
 
-CHECKPOINT_BYTES = 12  # a parameter: fp32 value and two moments
 CHECKPOINT_RATE = 1e9  # bytes/s a node writes to a parallel file system, not measured anywhere yet
 GIB = 2**30
 
@@ -72,7 +71,8 @@ class Plan:
 
     @property
     def checkpoint_bytes(self) -> float:
-        return float(self.params.total * CHECKPOINT_BYTES)
+        """Every parameter's value and its two moments."""
+        return float(self.params.total * (self.work.param_bytes + self.work.optim_bytes))
 
     @property
     def checkpoint_s(self) -> float:

@@ -199,3 +199,10 @@ def test_the_cheapest_recompute_that_fits_is_taken() -> None:
     assert plan.tokens_per_s == max(other.tokens_per_s or 0.0 for other in others.values() if other.fits)
     assert others["none"].best.memory.total > others["layer"].best.memory.total > others["full"].best.memory.total
     assert others["none"].best.memory.total > others["selective"].best.memory.total > others["full"].best.memory.total
+
+
+def test_a_checkpoint_holds_values_and_moments_in_the_dtypes_they_are_kept_in() -> None:
+    whole = make(config("mixtral_8x7b", "leonardo", 16))
+    assert whole.checkpoint_bytes == 12 * whole.params.total
+    halved = make(config("mixtral_8x7b", "leonardo", 16, "precision.moments=bf16"))
+    assert halved.checkpoint_bytes == 8 * halved.params.total
