@@ -52,7 +52,6 @@ def lay(pp: int = 1, rep: int = 1, shard: int = 1, tp: int = 1, ep: int = 1, **m
 
 CASES_OF_4 = {
     "shard 4": Case(lay(shard=4)),
-    "shard 4, ep 2": Case(lay(shard=4, ep=2)),
     "shard 4, ep 2 across": Case(lay(shard=4, ep=2, ep_placement="across")),
     "shard 4, ep 4, selective recompute": Case(lay(shard=4, ep=4, recompute="selective")),
     "replicate 4": Case(lay(rep=4)),
@@ -61,7 +60,6 @@ CASES_OF_4 = {
     "tp 2, shard 2, ep 4, microbatches of 2": Case(lay(shard=2, tp=2, ep=4), "pairs"),
     "tp 2, replicate 2, ep 2, full recompute": Case(lay(rep=2, tp=2, ep=2, recompute="full")),
     "a stage without experts: pp 2, shard 2, ep 2": Case(lay(pp=2, shard=2, ep=2)),
-    "pp 2, tp 2, ep 2": Case(lay(pp=2, tp=2, ep=2)),
     "pp 2 GPipe, replicate 2": Case(lay(pp=2, rep=2, schedule="GPipe")),
     "pp 2 interleaved, replicate 2, recompute by layer": Case(
         lay(pp=2, rep=2, schedule="Interleaved1F1B", recompute="layer"), "four layers"
@@ -71,11 +69,9 @@ CASES_OF_4 = {
     "pp 2 DualPipeV, tp 2, ep 2": Case(lay(pp=2, tp=2, ep=2, schedule="DualPipeV"), "four layers"),
     "pp 2 zero bubble, shard 2, ep 2": Case(lay(pp=2, shard=2, ep=2, schedule="InterleavedZeroBubble"), "four layers"),
     "pp 4": Case(lay(pp=4), "four layers"),
-    "pp 4 interleaved": Case(lay(pp=4, schedule="Interleaved1F1B"), "eight layers"),
     "pp 4 ZBV": Case(lay(pp=4, schedule="ZBVZeroBubble"), "eight layers"),
     "pp 4 DualPipeV": Case(lay(pp=4, schedule="DualPipeV"), "eight layers, eight sequences"),
     "an odd batch, tp 2, shard 2, ep 4": Case(lay(shard=2, tp=2, ep=4), "odd batch"),
-    "an odd batch, pp 2, shard 2": Case(lay(pp=2, shard=2), "odd batch"),
     "a single token, ep 4": Case(lay(shard=4, ep=4), "one token"),
     "ties, ep 2, full recompute": Case(lay(shard=4, ep=2, recompute="full"), "ties"),
 }
@@ -212,12 +208,11 @@ RESHARDED = {
 
 
 def each_layout_reads_each_others_checkpoint(text: Path, scratch: Path) -> None:
-    """Every pair of ``RESHARDED``: values bitwise, and the loss of the next step."""
+    """Every pair of ``RESHARDED``: values bitwise. Each layout goes on from its own checkpoint and from the one before's."""
     trainers = {}
     for name, layout in RESHARDED.items():
         trainers[name] = trainer_of(case_config(text, layout, SETTINGS["four layers"]), scratch / name)
     for writer, trainer in trainers.items():
-        trainer.train_step()
         trainer.train_step()
         trainer.checkpointer.start(trainer.stages, trainer.optimizer, trainer.progress)
         trainer.checkpointer.wait(strict=True)
@@ -230,6 +225,8 @@ def each_layout_reads_each_others_checkpoint(text: Path, scratch: Path) -> None:
             progress = load_newest(scratch / writer, "full", {"model": "same"}, other.stages, other.optimizer, group, None)
             assert progress == at, f"{writer} -> {reader}"
             holds(other, saved, f"{writer} -> {reader}")
+            if reader not in (writer, list(trainers)[list(trainers).index(writer) - 1]):
+                continue
             other.progress = progress
             loss = other.train_step().loss
             assert loss == next_loss if reader == writer else abs(loss - next_loss) < SAME_LOSS, f"{writer} -> {reader}"

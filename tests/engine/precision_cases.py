@@ -22,6 +22,7 @@ from hpcmoe.models.tensor_parallel import TensorParallel
 from hpcmoe.models.transformer import Block
 from hpcmoe.runs.journal import Journal, read_journal
 from tests.engine.parity_cases import build, case_config, everything, whole
+from tests.engine.parity_reference import SETTINGS
 
 TP_PP = LayoutConfig(tp=2, pp=2, ep=2, dp_shard=1, microbatch=2)
 TP_EP = LayoutConfig(tp=2, ep=2, dp_shard=2, microbatch=2)
@@ -29,7 +30,7 @@ SHARDED = LayoutConfig(ep=2, dp_shard=4, microbatch=1)
 
 
 def start(text: Path, scratch: Path, layout: LayoutConfig, **precision: Any) -> Trainer:
-    config: Config = case_config(text, layout)
+    config: Config = case_config(text, layout, SETTINGS["four layers"])  # experts in both stages
     config.precision = PrecisionConfig(**precision)
     loader = Loader(load_corpus(config.data), config.train.seq_len, config.train.seed)
     return build(config, loader, scratch, None)

@@ -21,12 +21,12 @@ SAME_LOSS = 1e-5
 SAME_NORM = 1e-3  # relative; balancing losses are of microbatches, whose sizes differ
 
 
-def chosen(nodes: int) -> list[Layout]:
-    """One layout for all its microbatch sizes and recompute modes; among these, each mode in its turn."""
+def chosen(nodes: int, every: int) -> list[Layout]:
+    """One layout for all its microbatch sizes and recompute modes, each mode in its turn; of these one in ``every``."""
     groups = defaultdict(list)
     for layout in proposals(config_of(nodes)):
         groups[replace(layout, microbatch=1, recompute="none")].append(layout)
-    return [group[number % len(group)] for number, group in enumerate(groups.values())]
+    return [group[number % len(group)] for number, group in enumerate(groups.values())][::every]
 
 
 def config_of(nodes: int) -> Config:
@@ -43,9 +43,9 @@ def evaluate(trainer: Trainer) -> float:
     return float(both[0] / both[1])
 
 
-def each_proposal_trains(text: Path, scratch: Path, nodes: int) -> None:
+def each_proposal_trains(text: Path, scratch: Path, nodes: int, every: int) -> None:
     losses, norms = {}, {}
-    for number, layout in enumerate(chosen(nodes)):
+    for number, layout in enumerate(chosen(nodes, every)):
         config = config_of(nodes)
         config.data, config.logging = DataConfig(source="text", path=str(text)), LoggingConfig(tensorboard=False)
         for name in NAMES:
@@ -58,7 +58,7 @@ def each_proposal_trains(text: Path, scratch: Path, nodes: int) -> None:
         if dist.get_rank() == 0:
             print(layout, agreed.loss, evaluated, agreed.grad_norm, flush=True)
     first = next(iter(losses))
-    assert len(losses) > 20
+    assert len(losses) > 20 // every
     for wanted, seen in zip(losses[first], zip(*losses.values(), strict=True), strict=True):
         assert not {layout: loss for layout, loss in zip(losses, seen, strict=True) if abs(loss - wanted) > SAME_LOSS}
     assert not {layout: norm for layout, norm in norms.items() if abs(norm / norms[first] - 1) > SAME_NORM}

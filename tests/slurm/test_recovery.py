@@ -138,7 +138,7 @@ def test_cut_by_its_time_limit_twice(testbed: Testbed, runs: Path, user: str | N
 def test_tensor_pipeline_expert_and_sharded_parallel_over_four_nodes_is_preempted(
     testbed: Testbed, runs: Path, user: str | None, tmp_path: Path
 ) -> None:
-    night = begin(testbed, runs, user, "slurm.partition=requeue_grace", run=EXAMPLE, steps=6)
+    night = begin(testbed, runs, user, "slurm.partition=requeue_grace", run=EXAMPLE, steps=4)
     night.until("the start", lambda: night.started_attempts() == 1)
     night.preempt()
     night.until_state("COMPLETED", "FAILED")
@@ -149,7 +149,7 @@ def test_tensor_pipeline_expert_and_sharded_parallel_over_four_nodes_is_preempte
     assert alone.finish() == [0] * 16, alone.log()
     assert_as_untouched(night, {line["step"]: line["loss"] for line in iter_json_lines(tmp_path / "metrics.jsonl")})
     assert_story(night, ["preempted", "completed"])
-    assert night.status()["step"] == 6
+    assert night.status()["step"] == 4
 
 
 @nights("ordinary")
