@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import warnings
 from functools import partial
 
 import torch
@@ -82,6 +83,8 @@ def shard(part: Transformer, meshes: Meshes, precision: PrecisionConfig, keep_ga
         reduce_dtype=torch.bfloat16 if precision.reduce == "bf16" else torch.float32,
         cast_forward_inputs=False,  # rotary tables and router inputs choose their own dtype
     )
+    # the padded kernel gives a view, which nobody writes into
+    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(FSDPExperts\) returned a view")
     wrap = partial(fully_shard, mp_policy=policy, reshard_after_forward=not keep_gathered)
     dense = partial(_dense_dim, ranks=meshes.dense["dp_shard"].size())
     for block in part.layers.values():
