@@ -1,6 +1,6 @@
 """What the job script tells a rank: who it is, where the others meet, which run and attempt. Stdlib only.
 
-Slurm's names are understood where torch's are not set. Not for process groups (hpcmoe.engine.mesh).
+Slurm's names are understood where torch's are not set. Not for process groups (hpcmoe.engine.world).
 """
 
 from __future__ import annotations

@@ -35,10 +35,6 @@ class Stages:
         for part in self.parts:
             yield from part.parameters()
 
-    def buffers(self) -> Iterator[torch.Tensor]:
-        for part in self.parts:
-            yield from part.buffers()
-
     def modules(self) -> Iterator[nn.Module]:
         for part in self.parts:
             yield from part.modules()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,7 @@ def make_ties(layers: dict[int, MoE]) -> None:
         moe.router.weight.zero_()
 
 
-def reference(text: Path, setting: Setting, on_step: Callable[[int], None] = lambda step: None) -> list[dict[str, Any]]:
+def reference(text: Path, setting: Setting) -> list[dict[str, Any]]:
     """Each step of a plain loop: one model, microbatches in turn, torch's own clipping and AdamW."""
     config = case_config(text, LayoutConfig(dp_shard=1, ep=1), setting)
     loader, optim, share = loader_of(config), config.optim, setting.microbatch / setting.batch
