@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 
 from hpcmoe.cli.words import Parser, add_json, add_run, ago, duration, table
+from hpcmoe.runs.glance import Glance, Glancer, created_at, glance
 from hpcmoe.runs.observe import RunView, observe
-from hpcmoe.runs.registry import find_run, list_runs, runs_root
+from hpcmoe.runs.registry import find_run, run_dirs, runs_root
 from hpcmoe.runs.store import read_record
 from hpcmoe.runs.story import Attempt
 
@@ -19,31 +21,32 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     now = time.time()
     if args.run is None:
-        views = observe([read_record(run) for run in list_runs(runs_root())], now)
-        print(json.dumps({"runs": [view.as_json(now) for view in views]}, indent=2) if args.json else overview(views, now))
+        records = sorted(Glancer().read_all(run_dirs(runs_root())), key=lambda record: (created_at(record), record.run.run_id))
+        glances = [glance(view, now) for view in observe(records, now)]
+        print(json.dumps({"runs": [asdict(run) for run in glances]}, indent=2) if args.json else overview(glances, now))
         return 0
     view = observe([read_record(find_run(args.run))], now)[0]
     print(json.dumps(view.as_json(now), indent=2) if args.json else story(view, now))
     return 0
 
 
-def overview(views: list[RunView], now: float) -> str:
-    if not views:
+def overview(glances: list[Glance], now: float) -> str:
+    if not glances:
         return f"no runs in {runs_root()}"
-    rows = [["RUN", "NAME", "STATE", "STEP", "JOB", "ATTEMPTS", "GPU-HOURS", "STARTED", "REASON"]]
-    for view in views:
-        facts = view.as_json(now)
+    rows = [["RUN", "NAME", "STATE", "STEP", "LOSS", "JOB", "ATTEMPTS", "GPU-HOURS", "STARTED", "REASON"]]
+    for run in glances:
         rows.append(
             [
-                facts["run_id"],
-                str(facts["name"]),
-                view.state,
-                f"{facts['step']}/{facts['steps']}",
-                view.record.job_id or "-",
-                str(len(view.record.attempts)),
-                f"{facts['gpu_hours']:.2f}",
-                ago(view.record.events[0]["t"], now),
-                (view.reason or "")[:60],
+                run.run_id,
+                run.name,
+                run.state,
+                f"{run.step}/{run.steps}",
+                "-" if run.loss is None else f"{run.loss:.4f}",
+                run.job_id or "-",
+                str(run.attempt_count),
+                f"{run.gpu_hours:.2f}",
+                ago(run.created, now),
+                (run.reason or "")[:60],
             ]
         )
     return table(rows)

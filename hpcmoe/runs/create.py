@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -75,4 +76,4 @@ def submit_run(run: RunDir, cfg: Config, how: str = "submit") -> str:
 
 def journal_submitted(run: RunDir, job_id: str, how: str) -> None:
     ticks = process_start_ticks(local_pid(job_id)) if job_id.startswith("local-") else None
-    Journal(run.journal).append("submitted", job_id=job_id, how=how, start_ticks=ticks)
+    Journal(run.journal).append("submitted", job_id=job_id, how=how, uid=os.getuid(), start_ticks=ticks)

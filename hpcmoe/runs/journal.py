@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
+
+TAIL_BYTES = 2048
+MOST_LINE_BYTES = 1 << 20  # a line is a few hundred bytes; a longer one is nothing of ours
 
 
 class Journal:
@@ -41,23 +44,83 @@ class Journal:
         return entry
 
 
+def parse_json_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    """The JSON objects among ``lines``; torn or foreign ones (a writer was killed) are passed over.
+
+    All are read as one JSON array, which takes a third of the time of reading each; where that fails, or does not give a value a
+    line, one after the other.
+    """
+    lines = [line for line in lines if line and not line.isspace()]
+    try:
+        values = json.loads(b"[" + b",".join(lines) + b"]")
+    except ValueError:
+        values = []
+    if len(values) != len(lines):
+        values = [value for line in lines if (value := _json(line)) is not None]
+    return [value for value in values if isinstance(value, dict)]
+
+
+def _json(line: bytes) -> Any | None:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def split_lines(data: bytes) -> list[bytes]:
+    """The lines of a .jsonl file. A last line that is still being written, or was left unfinished, is not among them."""
+    lines = data.split(b"\n")
+    if lines[-1] and _json(lines[-1]) is None:
+        lines.pop()
+    return lines
+
+
 def iter_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects of a .jsonl file; torn or foreign lines (a writer was killed) are passed over."""
     try:
-        text = Path(path).read_bytes()
+        data = Path(path).read_bytes()
     except FileNotFoundError:
         return
-    for line in text.split(b"\n"):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            yield value
+    yield from parse_json_lines(split_lines(data))
+
+
+def first_json_line(path: Path) -> dict[str, Any] | None:
+    """The first line of a .jsonl file, if it is a JSON object of no unheard-of length."""
+    try:
+        with path.open("rb") as file:
+            found = parse_json_lines([file.readline(MOST_LINE_BYTES)])
+    except FileNotFoundError:
+        return None
+    return found[0] if found else None
+
+
+def last_json_line(path: Path) -> dict[str, Any] | None:
+    """The newest whole JSON object of a .jsonl file, read from its end; None where there is none."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        size, length = os.fstat(file).st_size, TAIL_BYTES
+        while True:
+            data = os.pread(file, length, max(0, size - length))
+            whole = length >= size
+            lines = data.split(b"\n") if whole else data.split(b"\n")[1:]  # the first one begins before this tail
+            for line in reversed(lines):
+                found = parse_json_lines([line])
+                if found:
+                    return found[0]
+            if whole or length >= MOST_LINE_BYTES:
+                return None
+            length *= 4
+    finally:
+        os.close(file)
 
 
 def read_journal(path: Path) -> list[Event]:
     """All whole events in the order they were written; an absent journal is an empty one."""
-    return [entry for entry in iter_json_lines(path) if "event" in entry and "t" in entry]
+    return events_among(iter_json_lines(path))
+
+
+def events_among(entries: Iterable[dict[str, Any]]) -> list[Event]:
+    return [entry for entry in entries if "event" in entry and "t" in entry]

@@ -6,7 +6,7 @@ A blind observer says so: where Slurm cannot be asked, or has forgotten the job,
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,6 @@ class RunView:
 
     def as_json(self, now: float) -> dict[str, Any]:
         record = self.record
-        steps = [attempt.last_step for attempt in record.attempts if attempt.last_step is not None]
         return {
             "run_id": record.run.run_id,
             "name": record.planned.get("name"),
@@ -63,7 +62,7 @@ class RunView:
             "unknown_since": self.unknown_since,
             "job_id": record.job_id,
             "run_dir": str(record.run.path),
-            "step": max(steps, default=0),
+            "step": (record.last_line or {}).get("step", 0),
             "steps": record.planned.get("steps"),
             "attempts": [attempt.as_json(now) for attempt in record.attempts],
             "gpu_hours": sum(attempt.gpu_hours(now) for attempt in record.attempts),
@@ -103,9 +102,17 @@ def _gone(record: Record, job: JobView, now: float) -> RunView:
 
 
 def _unknown(record: Record, job: JobView, reason: str, now: float) -> RunView:
-    known = "RUNNING" if any(attempt.open for attempt in record.attempts) else "QUEUED"
-    since = max([event["t"] for event in record.events] + [line["t"] for line in record.metrics[-1:] if "t" in line], default=now)
+    known = "RUNNING" if _attempt_open(record) else "QUEUED"
+    since = max([event["t"] for event in record.events] + [(record.last_line or {}).get("t", 0.0)]) or now
     return RunView(record, "UNKNOWN", reason, job, last_known=known, unknown_since=since, resumable=True)
+
+
+def _attempt_open(record: Record) -> bool:
+    """The newest attempt has started, and nobody journalled its end."""
+    for event in reversed(record.events):
+        if event["event"] in ("attempt_started", "attempt_ended"):
+            return bool(event["event"] == "attempt_started")
+    return False
 
 
 def observe(records: Sequence[Record], now: float | None = None) -> list[RunView]:
@@ -136,7 +143,7 @@ def _slurm_jobs(records: Iterable[Record]) -> dict[str, JobView]:
     if not ids:
         return {}
     try:
-        rows = client.squeue(list(ids))
+        rows = client.squeue(list(ids), *_users(ids.values()))
     except SlurmError as error:
         return {job_id: JobView(reachable=False, problem=str(error)) for job_id in ids}
     found = {
@@ -146,6 +153,21 @@ def _slurm_jobs(records: Iterable[Record]) -> dict[str, JobView]:
     }
     missing = {job_id: record for job_id, record in ids.items() if job_id not in found}
     return found | _from_accounting(missing)
+
+
+def _users(records: Collection[Record]) -> set[str]:
+    """The uids whose jobs these are, for a question about so many jobs that it cannot name them."""
+    if len(records) <= client.MOST_IDS:
+        return set()
+    return {str(_uid(record)) for record in records}
+
+
+def _uid(record: Record) -> int:
+    """Who submitted the run last: a colleague may have resumed it."""
+    for event in reversed(record.events):
+        if event["event"] == "submitted" and "uid" in event:
+            return int(event["uid"])
+    return record.run.path.stat().st_uid
 
 
 def _is_ours(submit: float | None, record: Record) -> bool:

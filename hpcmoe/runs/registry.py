@@ -8,7 +8,7 @@ import string
 from pathlib import Path
 
 from hpcmoe.errors import UserError, nearest
-from hpcmoe.runs.journal import read_journal
+from hpcmoe.runs.journal import first_json_line
 from hpcmoe.runs.rundir import RunDir
 
 RUNS_ENV = "HPCMOE_RUNS"
@@ -32,16 +32,20 @@ def new_run_id(root: Path) -> str:
 
 def created_at(run: RunDir) -> float:
     """Epoch seconds of the run's first journal event; of its directory when the journal is empty."""
-    events = read_journal(run.journal)
-    return float(events[0]["t"]) if events else run.path.stat().st_mtime
+    first = first_json_line(run.journal) or {}
+    return float(first["t"]) if "t" in first else run.path.stat().st_mtime
+
+
+def run_dirs(root: Path) -> list[RunDir]:
+    """Every run below ``root``, in no order."""
+    if not root.is_dir():
+        return []
+    return [RunDir(path) for path in root.iterdir() if not path.name.startswith(".") and (path / "events.jsonl").is_file()]
 
 
 def list_runs(root: Path) -> list[RunDir]:
     """Every run below ``root``, oldest first."""
-    if not root.is_dir():
-        return []
-    runs = [RunDir(path) for path in root.iterdir() if not path.name.startswith(".") and (path / "events.jsonl").is_file()]
-    return sorted(runs, key=lambda run: (created_at(run), run.run_id))
+    return sorted(run_dirs(root), key=lambda run: (created_at(run), run.run_id))
 
 
 def find_run(word: str, root: Path | None = None) -> RunDir:
@@ -52,12 +56,15 @@ def find_run(word: str, root: Path | None = None) -> RunDir:
     if os.sep in word and (Path(word) / "events.jsonl").is_file():
         return RunDir(Path(word).absolute())
     root = root or runs_root()
+    exact = RunDir(root / word)
+    if os.sep not in word and not word.startswith(".") and word != "latest" and exact.journal.is_file():
+        return exact
     runs = list_runs(root)
     if not runs:
         raise UserError(f"no runs in {root}; `hpcmoe submit` starts one, ${RUNS_ENV} names another place")
     if word == "latest":
         return runs[-1]
-    matches = [run for run in runs if run.run_id == word] or [run for run in runs if run.run_id.startswith(word)]
+    matches = [run for run in runs if run.run_id.startswith(word)]
     if len(matches) == 1:
         return matches[0]
     if matches:

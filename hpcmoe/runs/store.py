@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hpcmoe.files import read_json, write_json
-from hpcmoe.runs.journal import Event, Journal, iter_json_lines, read_journal
+from hpcmoe.runs.journal import Event, Journal, iter_json_lines, last_json_line, read_journal
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.story import Attempt, attempts_of
 
 
 @dataclass(frozen=True)
 class Record:
-    """A run as its directory tells it at one moment."""
+    """A run as its directory tells it: the journal at one moment; what is in metrics.jsonl when it is first asked for.
+
+    A long run's metrics take a tenth of a second to read, so tables of many runs ask for ``last_line`` only.
+    """
 
     run: RunDir
     events: list[Event]
-    metrics: list[dict[str, Any]]
-    attempts: list[Attempt]
+    given_metrics: list[dict[str, Any]] | None = None  # None: they are in the run directory
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One line a step, oldest first."""
+        return list(iter_json_lines(self.run.metrics)) if self.given_metrics is None else self.given_metrics
+
+    @cached_property
+    def last_line(self) -> dict[str, Any] | None:
+        """The newest line of metrics.jsonl, from the end of the file; None: no step was made yet."""
+        if self.given_metrics is None and "metrics" not in self.__dict__:
+            return last_json_line(self.run.metrics)
+        return self.metrics[-1] if self.metrics else None
+
+    @cached_property
+    def attempts(self) -> list[Attempt]:
+        """Every attempt with its steps and losses. Reads all metrics."""
+        return attempts_of(self.events, self.metrics)
 
     @property
     def planned(self) -> Event:
@@ -92,13 +110,13 @@ class Record:
 
 
 def read_record(run: RunDir) -> Record:
-    events = read_journal(run.journal)
-    metrics = list(iter_json_lines(run.metrics))
-    return Record(run=run, events=events, metrics=metrics, attempts=attempts_of(events, metrics))
+    return Record(run, read_journal(run.journal))
 
 
 def raw_config(run: RunDir) -> dict[str, Any]:
     """The frozen config as plain values. For rooms that must start fast; others load it with hpcmoe.config.freeze."""
+    import yaml  # here, since a table of runs needs none
+
     loaded = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     assert isinstance(loaded, dict), f"{run.config} is not a mapping"
     return loaded

@@ -39,6 +39,10 @@ ACCOUNTING_TRIES, ACCOUNTING_EVERY_S = 4, 0.5
 # Ends of one start of a job that nobody chose: a requeue may follow.
 COMES_BACK = frozenset({"PREEMPTED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY"})
 
+# More ids than this are not written on squeue's command line: it reads all jobs then anyway, and the kernel takes 128 KiB of one
+# argument.
+MOST_IDS = 500
+
 _SQUEUE = ("squeue", "--noheader", "--array", "--states=all", f"--format={QUEUE_FORMAT}")
 _SACCT = (
     *("sacct", "--duplicates", "--allocations", "--noheader", "--parsable2"),
@@ -64,18 +68,27 @@ __all__ = [
 ]
 
 
-def squeue(job_ids: Iterable[str]) -> dict[str, QueueRow]:
+def squeue(job_ids: Iterable[str], *users: str) -> dict[str, QueueRow]:
     """What the controller knows of these jobs, by id; ended ones too, until it forgets them. One call for any number of ids.
 
-    An array's id brings every task of it. A job that is not in the answer is not known to the controller.
+    An array's id brings every task of it. A job that is not in the answer is not known to the controller. ``users``: names or
+    uids whose jobs they are. Of more jobs than MOST_IDS the answer has all jobs of these users; without users, everyone's.
     """
     ids = sorted(set(job_ids))
     if not ids:
         return {}
-    done = run([*_SQUEUE, f"--jobs={','.join(ids)}"])
+    if len(ids) > MOST_IDS:
+        ids = _arrays(ids)
+    everyone = [f"--user={','.join(sorted(users))}"] if users else []
+    done = run([*_SQUEUE, *([f"--jobs={','.join(ids)}"] if len(ids) <= MOST_IDS else everyone)])
     if done.rc != 0 and not _forgotten(done.stderr):
         raise SlurmRejected(reason_line(done.stderr))
     return read_queue(done.stdout)
+
+
+def _arrays(ids: Iterable[str]) -> list[str]:
+    """The jobs and arrays behind these ids: a sweep's runs are the tasks of one array."""
+    return sorted({job_id.partition("_")[0] for job_id in ids})
 
 
 def _forgotten(stderr: str) -> bool:
@@ -93,9 +106,11 @@ def sacct(job_ids: Sequence[str], since: float, name: str | None = None) -> list
 
     ``since``: records submitted earlier (epoch s) belong to an older job with the same id; ``name``: likewise for another name.
     """
-    if not job_ids:
+    ids = sorted(set(job_ids))
+    if not ids:
         return []
-    out = run_or_reject([*_SACCT, f"--jobs={','.join(sorted(set(job_ids)))}", f"--starttime={format_timestamp(since)}"])
+    which = ids if len(ids) <= MOST_IDS else _arrays(ids)
+    out = run_or_reject([*_SACCT, f"--jobs={','.join(which)}", f"--starttime={format_timestamp(since)}"])
     return [row for row in read_accounting(out) if (row.submit or 0.0) >= since and name in (None, row.name)]
 
 

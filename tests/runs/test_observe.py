@@ -8,7 +8,6 @@ import pytest
 from hpcmoe.runs.observe import JobView, observe, view
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import Record
-from hpcmoe.runs.story import attempts_of
 from hpcmoe.slurm import client
 from hpcmoe.slurm.client import QueueRow
 
@@ -17,7 +16,7 @@ NOW = 10_000.0
 
 def record(*events: tuple[float, str, dict[str, Any]]) -> Record:
     lines = [{"attempt": None, **fields, "t": t, "event": name} for t, name, fields in events]
-    return Record(RunDir(Path("/runs/abc123")), lines, [], attempts_of(lines, []))
+    return Record(RunDir(Path("/runs/abc123")), lines, given_metrics=[])
 
 
 PLANNED = (0.0, "planned", {"run_id": "abc123", "scheduler": "slurm", "steps": 60})
