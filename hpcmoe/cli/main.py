@@ -5,7 +5,6 @@ Stays light: nothing is imported here that --help or status would not need.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import sys
@@ -14,6 +13,7 @@ from importlib.util import find_spec
 
 from hpcmoe import __version__
 from hpcmoe.errors import UserError, nearest
+from hpcmoe.process import collect_little
 
 VERBS = {
     "plan": "which layout fits, why, and how fast it would be",
@@ -48,9 +48,9 @@ def usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status of ``hpcmoe argv``: 0 done, 2 the user's mistake, 130 interrupted, otherwise the verb's own."""
+    if argv is None:
+        collect_little()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # A command makes many objects and drops few of them: at Python's threshold, collecting is a tenth of the start-up.
-    gc.set_threshold(100_000)
     try:
         status = _dispatch(arguments)
         sys.stdout.flush()

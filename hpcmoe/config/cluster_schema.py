@@ -3,8 +3,6 @@
 ``sources`` keeps where each figure comes from; a figure without a source is listed in ``unverified`` and printed as such.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from omegaconf import MISSING

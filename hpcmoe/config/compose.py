@@ -40,9 +40,12 @@ def opened_hydra(config_dir: str | None = None, config_path: str | None = None) 
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
 
+    from hpcmoe.config.source import use_libyaml
+
     version.setbase("1.3")
     ConfigStore.instance().store(name=SCHEMA, node=Config, provider="hpcmoe")
     search_path = create_config_search_path(f"file://{_directory(config_path) if config_path else resource_dir('conf')}")
+    use_libyaml()
     if config_dir:
         search_path.prepend("command-line", f"file://{_directory(config_dir)}", SearchPathQuery(provider="schema"))
     GlobalHydra.instance().clear()

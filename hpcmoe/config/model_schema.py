@@ -1,7 +1,5 @@
 """Shape of a decoder MoE language model, in the papers' words. Sizes only; what they cost is the planner's business."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from omegaconf import MISSING

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hpcmoe.errors import UserError
 from hpcmoe.files import read_json, write_json
+from hpcmoe.process import collect_little
 from hpcmoe.runs.journal import Journal
 from hpcmoe.runs.lifecycle import cause_of_record, give_up_reason
 from hpcmoe.runs.place import Place, local_pid, process_start_ticks, this_place
@@ -176,4 +177,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    collect_little()
     sys.exit(main(sys.argv[1:]))

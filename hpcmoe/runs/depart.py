@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hpcmoe.errors import UserError
 from hpcmoe.files import read_json
+from hpcmoe.process import collect_little
 from hpcmoe.runs.arrive import release_claim, work_done
 from hpcmoe.runs.journal import Journal
 from hpcmoe.runs.lifecycle import Cause, Decision, Ending, Step, cause_of, decide, give_up_reason
@@ -171,4 +172,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    collect_little()
     sys.exit(main(sys.argv[1:]))
