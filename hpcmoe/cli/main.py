@@ -19,6 +19,7 @@ VERBS = {
     "plan": "which layout fits, why, and how fast it would be",
     "submit": "start a run (or, with -m, a sweep of runs)",
     "status": "all runs, or the story of one",
+    "watch": "all runs, live",
     "logs": "what a rank of a run wrote",
     "cancel": "end a run for good",
     "resume": "bring back a run that stopped, was cancelled or failed",

@@ -6,7 +6,7 @@ A blind observer says so: where Slurm cannot be asked, or has forgotten the job,
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,13 +115,31 @@ def _attempt_open(record: Record) -> bool:
     return False
 
 
+@dataclass(frozen=True)
+class Answers:
+    """What was said of the runs' jobs, by job id."""
+
+    jobs: dict[str, JobView]
+    gone: frozenset[str] = frozenset()  # not in squeue: accounting was asked, or what it had said before was used
+
+
+def ask(records: Sequence[Record], known: Mapping[str, JobView] | None = None) -> Answers:
+    """What Slurm (or the process table) says of the jobs of many runs, with one squeue and at most one sacct.
+
+    ``known``: what accounting said lately of jobs that squeue no longer listed; of these it is not asked again.
+    """
+    open_records = [record for record in records if record.finished is None and record.job_id is not None]
+    local = {str(record.job_id): _local_job(record) for record in open_records if _is_local(record)}
+    return _ask_slurm({str(record.job_id): record for record in open_records if not _is_local(record)}, known or {}, local)
+
+
+def views(records: Sequence[Record], answers: Answers, now: float) -> list[RunView]:
+    return [view(record, answers.jobs.get(str(record.job_id), JobView()), now) for record in records]
+
+
 def observe(records: Sequence[Record], now: float | None = None) -> list[RunView]:
     """The states of many runs, with one squeue and at most one sacct."""
-    now = time.time() if now is None else now
-    open_records = [record for record in records if record.finished is None and record.job_id is not None]
-    jobs = _slurm_jobs([record for record in open_records if not _is_local(record)])
-    jobs |= {str(record.job_id): _local_job(record) for record in open_records if _is_local(record)}
-    return [view(record, jobs.get(str(record.job_id), JobView()), now) for record in records]
+    return views(records, ask(records), time.time() if now is None else now)
 
 
 def _is_local(record: Record) -> bool:
@@ -138,21 +156,22 @@ def _local_job(record: Record) -> JobView:
     return JobView(state="FAILED", reason="its processes are gone")
 
 
-def _slurm_jobs(records: Iterable[Record]) -> dict[str, JobView]:
-    ids = {str(record.job_id): record for record in records}
+def _ask_slurm(ids: dict[str, Record], known: Mapping[str, JobView], local: dict[str, JobView]) -> Answers:
     if not ids:
-        return {}
+        return Answers(local)
     try:
         rows = client.squeue(list(ids), *_users(ids.values()))
     except SlurmError as error:
-        return {job_id: JobView(reachable=False, problem=str(error)) for job_id in ids}
+        return Answers(local | {job_id: JobView(reachable=False, problem=str(error)) for job_id in ids})
     found = {
         job_id: JobView(row.state, row.reason, row.start)
         for job_id, row in rows.items()
         if job_id in ids and _is_ours(row.submit, ids[job_id])
     }
-    missing = {job_id: record for job_id, record in ids.items() if job_id not in found}
-    return found | _from_accounting(missing)
+    gone = {job_id: record for job_id, record in ids.items() if job_id not in found}
+    told = {job_id: known[job_id] for job_id in gone if job_id in known}
+    told |= _from_accounting({job_id: record for job_id, record in gone.items() if job_id not in told})
+    return Answers(local | found | told, frozenset(gone))
 
 
 def _users(records: Collection[Record]) -> set[str]:

@@ -6,7 +6,7 @@ Raises SlurmUnreachable when Slurm did not answer, which is never the same as an
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from hpcmoe.slurm.command import SlurmError, SlurmRejected, reason_line, run, run_or_reject
@@ -25,6 +25,7 @@ from hpcmoe.slurm.facts import (
     read_queue,
 )
 from hpcmoe.slurm.parse import SEPARATOR, format_timestamp
+from hpcmoe.slurm.places import WAITING_FORMAT, QueuePlace, places_among
 
 # When the processes of a requeued job are gone, Slurm sets StartTime to cred_expire + 1 s ahead, unless it is in the future
 # already (job_mgr.c, batch_requeue_fini). So this must outlast what the job still has to do, and no more.
@@ -54,10 +55,12 @@ __all__ = [
     "ClusterFacts",
     "JobFacts",
     "PartitionFacts",
+    "QueuePlace",
     "QueueRow",
     "cancel",
     "cluster_facts",
     "partition_facts",
+    "places",
     "queue_of_user",
     "requeue",
     "sacct",
@@ -99,6 +102,13 @@ def _forgotten(stderr: str) -> bool:
 def queue_of_user(user: str) -> dict[str, QueueRow]:
     """Every job of ``user`` that the controller knows."""
     return read_queue(run_or_reject([*_SQUEUE, f"--user={user}"]))
+
+
+def places(job_ids: Collection[str]) -> dict[str, QueuePlace]:
+    """Where these pending jobs stand among all that wait, as far as the controller shows other people's jobs. One call."""
+    if not job_ids:
+        return {}
+    return places_among(run_or_reject(["squeue", "--noheader", "--states=PENDING", f"--format={WAITING_FORMAT}"]), job_ids)
 
 
 def sacct(job_ids: Sequence[str], since: float, name: str | None = None) -> list[AcctRow]:

@@ -105,6 +105,10 @@ def test_status_imports_neither_torch_nor_hydra(tmp_path: Path) -> None:
     assert imported("status", cwd=tmp_path) & {"torch", "hydra", "rich", "numpy"} == set()
 
 
+def test_watch_imports_neither_torch_nor_hydra(tmp_path: Path) -> None:
+    assert imported("watch", "--once", cwd=tmp_path) & {"torch", "hydra", "omegaconf", "numpy"} == set()
+
+
 def test_submit_never_imports_torch(tmp_path: Path) -> None:
     assert imported("submit", "--dry-run", cwd=tmp_path) & {"torch", "rich", "numpy", "submitit", "tensorboard"} == set()
 
