@@ -20,6 +20,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 POSITIVE: tuple[str, ...] = (
     "nodes",
+    "min_nodes",
     "gpus_per_node",
     "model.vocab_size",
     "model.hidden",

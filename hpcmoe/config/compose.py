@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcmoe.config.elastic import read_nodes
 from hpcmoe.config.explain import as_user_error
 from hpcmoe.config.names import schema_keys, unknown_key
-from hpcmoe.config.schema import Config
+from hpcmoe.config.schema import Config, WrittenConfig
 from hpcmoe.errors import UserError
 from hpcmoe.resources import make_plugins_importable, resource_dir
 
@@ -43,7 +44,7 @@ def opened_hydra(config_dir: str | None = None, config_path: str | None = None) 
     from hpcmoe.config.source import use_libyaml
 
     version.setbase("1.3")
-    ConfigStore.instance().store(name=SCHEMA, node=Config, provider="hpcmoe")
+    ConfigStore.instance().store(name=SCHEMA, node=WrittenConfig, provider="hpcmoe")
     search_path = create_config_search_path(f"file://{_directory(config_path) if config_path else resource_dir('conf')}")
     use_libyaml()
     if config_dir:
@@ -77,7 +78,7 @@ def to_config(composed: DictConfig) -> Config:
     """The dataclass object behind a composed configuration; interpolations are resolved. Raises UserError."""
     from omegaconf import OmegaConf
 
-    if OmegaConf.get_type(composed) is not Config:
+    if OmegaConf.get_type(composed) is not WrittenConfig:
         raise UserError(f"the config does not start from the schema: add '{SCHEMA}' to its defaults, or use {ROOT}")
     added, missing = _survey(composed)
     if added:
@@ -90,7 +91,8 @@ def to_config(composed: DictConfig) -> Config:
         plain: dict[str, Any] = {
             name: OmegaConf.to_object(value) if OmegaConf.is_config(value) else value for name, value in values.items()
         }
-    return Config(**plain)
+    nodes, min_nodes = read_nodes(plain["nodes"])
+    return Config(**plain | {"nodes": nodes, "min_nodes": min_nodes or plain["min_nodes"]})
 
 
 def _survey(node: DictConfig, owner: str = "") -> tuple[list[str], list[str]]:

@@ -196,7 +196,8 @@ class Config:
     """Everything a run is. Frozen into run_dir/config.yaml at submit; every attempt reads that file and nothing else."""
 
     name: str | None = None
-    nodes: int = 1
+    nodes: int = 1  # of an elastic run: the most
+    min_nodes: int | None = None  # of an elastic run: the fewest; nodes=LOW..HIGH sets both. null: not elastic
     gpus_per_node: int = MISSING
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
@@ -215,5 +216,17 @@ class Config:
 
     @property
     def world_size(self) -> int:
-        """Ranks over all nodes: one a GPU (on CPU clusters, one a slot)."""
+        """Ranks over all nodes: one a GPU (on CPU clusters, one a slot). Of an elastic run: the most it may have."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def elastic(self) -> bool:
+        """May each attempt get another number of nodes, and a layout of its own?"""
+        return self.min_nodes is not None
+
+
+@dataclass
+class WrittenConfig(Config):
+    """What a person may write where ``Config`` has one number: ``nodes: 2..4``. For composing only (hpcmoe.config.compose)."""
+
+    nodes: Any = 1

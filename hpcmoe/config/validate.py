@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hpcmoe.config.choices import CHOICES, POSITIVE, ZERO_OR_MORE
+from hpcmoe.config.elastic import check_counts
 from hpcmoe.config.precision import precision_of
 from hpcmoe.config.schema import Config, Precision, TrainConfig
 from hpcmoe.config.slurm_words import check_slurm_words
@@ -24,11 +25,15 @@ MICROBATCH_TOKENS = 8192  # per rank: enough to fill matmuls, small enough for a
 def validate(config: Config) -> Config:
     """A copy of ``config`` that can run, with layout.dp_shard, layout.ep, layout.microbatch and precision.name filled in.
 
+    Of an elastic run the layout stays open: each attempt has one of its own, and all that it may get are checked.
     Raises UserError that names the key, its value and what would be right, for the first thing that cannot be.
     """
     config = copy.deepcopy(config)
     for check in (_names, _numbers, _model, _cluster, _precision, _data, _schedule, _features, _slurm):
         check(config)
+    if config.elastic:
+        check_counts(config, validate)
+        return config
     _resolve_layout(config)
     _resolve_batch(config)
     from hpcmoe.engine.support import check_engine  # torch-free; what this version's engine has no code for
@@ -107,6 +112,10 @@ def _cluster(config: Config) -> None:
         raise UserError(
             f"nodes={config.nodes}: cluster={cluster.name} is this machine alone; set nodes=1, or choose a Slurm cluster"
         )
+    if config.min_nodes is not None and config.min_nodes >= config.nodes:
+        if config.min_nodes > config.nodes:
+            raise UserError(f"min_nodes={config.min_nodes} must be below nodes={config.nodes}, the most")
+        config.min_nodes = None
     if cluster.nodes is not None and config.nodes > cluster.nodes:
         raise UserError(f"nodes={config.nodes}: {cluster.name} has {cluster.nodes}")
     if cluster.account_required and not config.slurm.account:

@@ -65,7 +65,8 @@ def run_rank(run_dir: Path, signals: StopSignals, begun: float) -> int:
     launch: Launch | None = None
     try:
         launch = read_launch(run.path, os.environ)
-        config = load_frozen(run.config)
+        own = run.attempt_config(launch.attempt)  # of an elastic run
+        config = load_frozen(own if own.exists() else run.config)
         outcome = _train(run, launch, config, signals, clock)
         if launch.rank == 0:
             write_verdict(run, launch.attempt, outcome.verdict, outcome.step, outcome.source)

@@ -5,26 +5,12 @@ Takes the config as it stands (nothing is searched); raises UserError for what c
 
 from __future__ import annotations
 
+from hpcmoe.config.elastic import check_counts
 from hpcmoe.config.schema import Config
 from hpcmoe.errors import UserError
+from hpcmoe.planner import qos
+from hpcmoe.planner.elastic import lay_out, pins_of
 from hpcmoe.planner.plan import Plan, make
-from hpcmoe.planner.search import Pins
-
-
-def pins_of(config: Config) -> Pins:
-    """The config's layout, every size of it."""
-    layout = config.layout
-    return Pins(
-        pp=layout.pp,
-        dp_replicate=layout.dp_replicate,
-        dp_shard=layout.dp_shard,
-        tp=layout.tp,
-        ep=layout.ep,
-        ep_placement=layout.ep_placement,
-        schedule=layout.schedule if layout.pp > 1 else None,
-        microbatch=layout.microbatch,
-        recompute=layout.recompute,
-    )
 
 
 def check(config: Config) -> Plan:
@@ -48,9 +34,22 @@ def fill_queue(config: Config, plan: Plan) -> None:
 
 
 def prepare(config: Config) -> Plan:
-    """Refuse what cannot run, and write the plan's queue into ``config``. Every way of submitting comes through here."""
+    """Refuse what cannot run, and write the plan's queue into ``config``. Every way of submitting comes through here.
+
+    Of an elastic run: the plan for the most nodes, after every number of nodes was found to make one that fits, in that queue.
+    """
+    if config.elastic:
+        return _prepare_range(config)
     plan = check(config)
     fill_queue(config, plan)
+    return plan
+
+
+def _prepare_range(config: Config) -> Plan:
+    plan = check(lay_out(config, config.nodes))
+    fill_queue(config, plan)
+    check_counts(config, lambda attempt: qos.choose(config.cluster, config.slurm, attempt.nodes))
+    check_counts(config, lambda attempt: lay_out(config, attempt.nodes))
     return plan
 
 

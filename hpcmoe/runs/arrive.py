@@ -18,6 +18,7 @@ from hpcmoe.runs.journal import Journal
 from hpcmoe.runs.lifecycle import cause_of_record, give_up_reason
 from hpcmoe.runs.place import Place, local_pid, process_start_ticks, this_place
 from hpcmoe.runs.rundir import RunDir
+from hpcmoe.runs.settle import settle
 from hpcmoe.runs.store import Record, finish, raw_config, read_record, result_state
 from hpcmoe.runs.story import Attempt, last_sign_of_life
 from hpcmoe.slurm import client
@@ -43,14 +44,23 @@ def arrive(run: RunDir, place: Place) -> int:
     config = raw_config(run)
     give_up = give_up_reason(record.attempts_since_resume, int(config["resilience"]["max_attempts_without_progress"]))
     if give_up is not None:
-        finish(run, "FAILED", give_up, place.attempt)
-        release_claim(run, place)
-        print(f"hpcmoe: run {run.run_id} gives up: {give_up}", flush=True)
-        return NOTHING_TO_DO
+        return _give_up(run, place, give_up)
+    if config.get("min_nodes"):
+        try:
+            settle(run, place.attempt, place.nodes)
+        except UserError as error:
+            return _give_up(run, place, f"the {place.nodes} nodes of job {place.job_id} cannot be used: {error}")
     run.attempt(place.attempt).mkdir(parents=True, exist_ok=True)
     previous_end = max((a.ended for a in record.attempts if a.ended is not None), default=None)
     journal_start(run, place, config, previous_end)
     return GO_ON
+
+
+def _give_up(run: RunDir, place: Place, reason: str) -> int:
+    finish(run, "FAILED", reason, place.attempt)
+    release_claim(run, place)
+    print(f"hpcmoe: run {run.run_id} gives up: {reason}", flush=True)
+    return NOTHING_TO_DO
 
 
 def journal_start(run: RunDir, place: Place, config: dict, previous_end: float | None) -> None:

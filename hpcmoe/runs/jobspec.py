@@ -138,7 +138,7 @@ def directives(spec: JobSpec) -> list[str]:
     config, slurm = spec.config, spec.config.slurm
     lines = [
         directive("job-name", spec.job_name),
-        directive("nodes", config.nodes),
+        directive("nodes", f"{config.min_nodes}-{config.nodes}" if config.elastic else config.nodes),
         directive("ntasks-per-node", config.gpus_per_node),
         directive("output", spec.log_pattern()),
         directive("open-mode", "append"),
@@ -185,7 +185,8 @@ def _user_words(slurm: SlurmConfig, gres: str | None, dependency: str | None) ->
 def srun_flags(config: Config) -> list[str]:
     """Flags of srun as words of bash. Everything that Slurm's versions hand from sbatch to srun differently is said again."""
     flags = [
-        f"--nodes={config.nodes}",
+        '--nodes="$SLURM_JOB_NUM_NODES"',
+        f"--ntasks=$((SLURM_JOB_NUM_NODES * {config.gpus_per_node}))",
         f"--ntasks-per-node={config.gpus_per_node}",
         "--kill-on-bad-exit=1",
         f"--wait={config.resilience.kill_wait_s}",
@@ -196,7 +197,7 @@ def srun_flags(config: Config) -> list[str]:
         '--output="${attempt_dir//%/%%}/rank-%4t.log"',
     ]
     if config.slurm.cpus_per_task is not None:
-        flags.insert(2, f"--cpus-per-task={config.slurm.cpus_per_task}")
+        flags.insert(3, f"--cpus-per-task={config.slurm.cpus_per_task}")
     for extra in config.slurm.srun_extra:
         check_carries("slurm.srun_extra", extra)
         if not extra.startswith("-"):

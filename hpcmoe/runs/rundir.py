@@ -67,6 +67,10 @@ class RunDir:
     def attempt(self, attempt: str) -> Path:
         return self.attempts / attempt
 
+    def attempt_config(self, attempt: str) -> Path:
+        """Of an elastic run: config.yaml, laid out for the nodes that this attempt got."""
+        return self.attempt(attempt) / "config.yaml"
+
     def verdict(self, attempt: str) -> Path:
         return self.attempt(attempt) / "verdict.json"
 

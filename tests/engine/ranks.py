@@ -158,7 +158,7 @@ def make_run(path: Path, config: Config) -> RunDir:
     return run
 
 
-def _engine(run_dir: Path) -> None:
+def run_engine(run_dir: Path) -> None:
     begun = time.monotonic()
     from hpcmoe.engine.stop import StopSignals
 
@@ -172,14 +172,23 @@ def _engine(run_dir: Path) -> None:
 class Attempt:
     """The engine's ranks of one attempt, as the job script would start them."""
 
-    def __init__(self, run: RunDir, name: str, world: int, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        name: str,
+        world: int,
+        env: dict[str, str] | None = None,
+        engine: Callable[[Path], None] | None = None,
+    ) -> None:
         self.run, self.name = run, name
         run.attempt(name).mkdir(parents=True, exist_ok=True)
         port = free_port()
         self.ranks: list[BaseProcess] = []
         for rank in range(world):
             rank_env = _rank_env(rank, world, port, name) | (env or {})
-            process = SERVER.Process(target=_call, args=(_engine, rank_env, run.rank_log(name, rank), (run.path,)), daemon=True)
+            process = SERVER.Process(
+                target=_call, args=(engine or run_engine, rank_env, run.rank_log(name, rank), (run.path,)), daemon=True
+            )
             process.start()
             self.ranks.append(process)
 

@@ -95,7 +95,8 @@ if ! getent ahosts "$MASTER_ADDR" >/dev/null; then
   rc=2
 elif [[ -z $heard ]]; then
   # USR2 is ignored until a rank listens: the notice file tells it of what came before.
-  srun --nodes=16 \
+  srun --nodes="$SLURM_JOB_NUM_NODES" \
+    --ntasks=$((SLURM_JOB_NUM_NODES * 4)) \
     --ntasks-per-node=4 \
     --cpus-per-task=8 \
     --kill-on-bad-exit=1 \
