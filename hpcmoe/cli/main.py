@@ -23,6 +23,7 @@ VERBS = {
     "logs": "what a rank of a run wrote",
     "cancel": "end a run for good",
     "resume": "bring back a run that stopped, was cancelled or failed",
+    "supervise": "look after all runs: bring back what nobody is left to bring back",
     "wait": "follow a run until it is over, and exit with its result",
 }
 
@@ -33,7 +34,7 @@ def verbs() -> dict[str, str]:
 
 
 def usage() -> str:
-    lines = [f"  {verb:<8} {text}" for verb, text in verbs().items()]
+    lines = [f"  {verb:<9} {text}" for verb, text in verbs().items()]
     return "\n".join(
         [
             "hpcmoe: train Mixture-of-Experts language models on Slurm clusters, or right here",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from hpcmoe.cli.wait import follow
-from hpcmoe.cli.words import Parser, add_json, add_run
+from hpcmoe.cli.words import Parser, add_json, add_run, positive
 from hpcmoe.runs.control import resume
 from hpcmoe.runs.registry import find_run
 
@@ -13,11 +13,14 @@ from hpcmoe.runs.registry import find_run
 def main(argv: list[str]) -> int:
     parser = Parser(prog="hpcmoe resume", description="Continue a run from its newest checkpoint.")
     add_run(parser)
+    parser.add_argument(
+        "--max-gpu-hours", type=positive, metavar="N", help="a new resilience.max_gpu_hours, counted over all attempts of the run"
+    )
     parser.add_argument("--wait", action="store_true", help="follow it, and exit with its result")
     add_json(parser)
     args = parser.parse_args(argv)
     run = find_run(args.run)
-    job_id = resume(run)
+    job_id = resume(run, args.max_gpu_hours)
     if args.wait:
         return follow(run, as_json=args.json)
     if args.json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import NoReturn
 
 from hpcmoe.errors import UserError
@@ -25,6 +26,14 @@ def add_run(parser: argparse.ArgumentParser, required: bool = True) -> None:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout; messages go to stderr")
+
+
+def positive(text: str) -> float:
+    """A number above zero, for argparse."""
+    value = float(text)
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(text)
+    return value
 
 
 def duration(seconds: float) -> str:

@@ -6,6 +6,7 @@ Exit code 0: go on; 3: there is nothing to do here; 2: error, with one line on s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -14,8 +15,11 @@ from pathlib import Path
 from hpcmoe.errors import UserError
 from hpcmoe.files import read_json, write_json
 from hpcmoe.process import collect_little
+from hpcmoe.runs.budget import budgets_of, give_up_reason, spent_reason
+from hpcmoe.runs.ending import cause_of_record
 from hpcmoe.runs.journal import Journal
-from hpcmoe.runs.lifecycle import cause_of_record, give_up_reason
+from hpcmoe.runs.life import WAITING_STATES
+from hpcmoe.runs.lifecycle import Arrival, Decision, Step, react
 from hpcmoe.runs.place import Place, local_pid, process_start_ticks, this_place
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.settle import settle
@@ -24,11 +28,12 @@ from hpcmoe.runs.story import Attempt, last_sign_of_life
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError
 from hpcmoe.slurm.parse import expand_hostlist
-from hpcmoe.slurm.states import is_alive
+from hpcmoe.slurm.states import UNKNOWN, is_alive
 
 GO_ON, ERROR, NOTHING_TO_DO = 0, 2, 3
 # A previous job that is still COMPLETING may have ranks that write; it is given this long to go.
 CLAIM_WAIT_S = 60.0
+LEAVING_STATES = frozenset({"COMPLETING", "SIGNALING", "STAGE_OUT", UNKNOWN})
 
 
 def arrive(run: RunDir, place: Place) -> int:
@@ -42,36 +47,62 @@ def arrive(run: RunDir, place: Place) -> int:
     close_silent_attempts(run, place)
     record = read_record(run)
     config = raw_config(run)
-    give_up = give_up_reason(record.attempts_since_resume, int(config["resilience"]["max_attempts_without_progress"]))
-    if give_up is not None:
-        return _give_up(run, place, give_up)
+    decision = may_start(record, place, config)
+    if decision.step is not Step.START:
+        return leave(run, place, decision)
+    if not holds_claim(run, place):
+        print(f"hpcmoe: another job took run {run.run_id} meanwhile; job {place.job_id} leaves", flush=True)
+        return NOTHING_TO_DO
     if config.get("min_nodes"):
         try:
             settle(run, place.attempt, place.nodes)
         except UserError as error:
-            return _give_up(run, place, f"the {place.nodes} nodes of job {place.job_id} cannot be used: {error}")
+            reason = f"the {place.nodes} nodes of job {place.job_id} cannot be used: {error}"
+            return leave(run, place, Decision(Step.FINISH, "FAILED", reason))
     run.attempt(place.attempt).mkdir(parents=True, exist_ok=True)
     previous_end = max((a.ended for a in record.attempts if a.ended is not None), default=None)
     journal_start(run, place, config, previous_end)
     return GO_ON
 
 
-def _give_up(run: RunDir, place: Place, reason: str) -> int:
-    finish(run, "FAILED", reason, place.attempt)
+def may_start(record: Record, place: Place, config: dict) -> Decision:
+    """START, or why this attempt does not begin."""
+    budgets = budgets_of(config, record.life.max_gpu_hours)
+    arrival = Arrival(
+        place.job_id,
+        give_up=give_up_reason(record.attempts_since_resume, budgets),
+        spent=spent_reason(record.attempts, budgets, time.time(), gpus_of_attempt(place, config)),
+    )
+    return react(record.life, arrival)[1][0]
+
+
+def leave(run: RunDir, place: Place, decision: Decision) -> int:
+    """Close the run where that was decided, and hand back the claim."""
+    assert decision.state is not None
+    match decision.step:
+        case Step.FINISH:
+            finish(run, decision.state, decision.reason, place.attempt)
+        case Step.REST:
+            Journal(run.journal, place.attempt).append("rested", state=decision.state, reason=decision.reason)
     release_claim(run, place)
-    print(f"hpcmoe: run {run.run_id} gives up: {reason}", flush=True)
+    print(f"hpcmoe: job {place.job_id} leaves run {run.run_id} alone: {decision.reason}", flush=True)
     return NOTHING_TO_DO
 
 
+def gpus_of_attempt(place: Place, config: dict) -> int:
+    """GPUs that this attempt holds; 0 where nobody counts them."""
+    counted = config["cluster"]["device"] == "cuda" or config["cluster"]["gres"]
+    return place.nodes * int(config["gpus_per_node"]) if counted else 0
+
+
 def journal_start(run: RunDir, place: Place, config: dict, previous_end: float | None) -> None:
-    counts_gpus = config["cluster"]["device"] == "cuda" or config["cluster"]["gres"]
     Journal(run.journal, place.attempt).append(
         "attempt_started",
         job_id=place.job_id,
         restart=place.restart,
         nodes=place.nodes,
         hosts=expand_hostlist(place.nodelist) if place.scheduler == "slurm" else [place.nodelist],
-        gpus=place.nodes * int(config["gpus_per_node"]) if counts_gpus else 0,
+        gpus=gpus_of_attempt(place, config),
         away_s=None if previous_end is None else round(time.time() - previous_end, 3),  # since the previous attempt's end
         pid=os.getppid(),
         start_ticks=process_start_ticks(os.getppid()),
@@ -85,9 +116,11 @@ def take_claim(run: RunDir, place: Place) -> bool:
         held = read_json(run.claim)
         if held is None or held.get("job_id") == place.job_id:
             break
-        if not _holder_alive(held):
+        state = _holder_state(held)
+        if state is None:
             break
-        if time.monotonic() > deadline:
+        if state not in LEAVING_STATES or time.monotonic() > deadline:
+            Journal(run.journal).append("ghost", job_id=place.job_id, holder=held["job_id"])
             print(f"hpcmoe: run {run.run_id} is being trained by job {held['job_id']}; job {place.job_id} leaves", flush=True)
             return False
         time.sleep(2.0)
@@ -97,35 +130,53 @@ def take_claim(run: RunDir, place: Place) -> bool:
 def _write_claim(run: RunDir, place: Place, held: dict | None) -> bool:
     """Take the claim by an exclusive create, so that of two jobs that start at once only one goes on."""
     claim = {"job_id": place.job_id, "attempt": place.attempt, "pid": os.getppid(), "ticks": process_start_ticks(os.getppid())}
-    if held is not None:
-        run.claim.unlink(missing_ok=True)
-    fresh = run.path / f".claim.{place.attempt}.{os.getpid()}"
+    mark = f"{place.attempt}.{os.getpid()}"
+    fresh, stale = run.path / f".claim.{mark}", run.path / f".claim.{mark}.old"
     write_json(fresh, claim)
     try:
+        if held is not None and not _put_away(run.claim, stale, held):
+            raise FileExistsError
         os.link(fresh, run.claim)
     except FileExistsError:
         print(f"hpcmoe: another job took run {run.run_id} in this moment; job {place.job_id} leaves", flush=True)
         return False
     finally:
         fresh.unlink(missing_ok=True)
+        stale.unlink(missing_ok=True)
     return True
 
 
-def _holder_alive(held: dict) -> bool:
+def _put_away(claim: Path, stale: Path, held: dict) -> bool:
+    """Move a dead job's claim out of the way. False, with everything as it was, when it is another's by now."""
+    with contextlib.suppress(FileNotFoundError):
+        claim.rename(stale)
+    if stale.exists() and read_json(stale) != held:
+        with contextlib.suppress(FileExistsError):
+            os.link(stale, claim)
+        return False
+    return True
+
+
+def holds_claim(run: RunDir, place: Place) -> bool:
+    held = read_json(run.claim)
+    return isinstance(held, dict) and held.get("attempt") == place.attempt
+
+
+def _holder_state(held: dict) -> str | None:
+    """Slurm's state of the job that holds the claim, UNKNOWN where it cannot be asked; None: that job trains no more."""
     job_id = str(held.get("job_id"))
     if job_id.startswith("local-"):
         ticks = process_start_ticks(local_pid(job_id))
-        return ticks is not None and ticks == held.get("ticks", ticks)
+        return "RUNNING" if ticks is not None and ticks == held.get("ticks", ticks) else None
     try:
         row = client.squeue([job_id]).get(job_id)
     except SlurmError:
-        return True  # blind: assume the worst, which costs a wait and never a run trained twice
-    return row is not None and is_alive(row.state) and row.state not in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+        return UNKNOWN  # blind: assume the worst, which costs a wait and never a run trained twice
+    return row.state if row is not None and is_alive(row.state) and row.state not in WAITING_STATES else None
 
 
 def release_claim(run: RunDir, place: Place) -> None:
-    held = read_json(run.claim)
-    if isinstance(held, dict) and held.get("attempt") == place.attempt:
+    if holds_claim(run, place):
         run.claim.unlink(missing_ok=True)
 
 
@@ -141,7 +192,7 @@ def close_attempt(run: RunDir, record: Record, attempt: Attempt) -> None:
     row = _accounting_record(attempt)
     signs = [row.end if row else None, last_sign_of_life(attempt.attempt, record.events, record.metrics)]
     ended = next((moment for moment in signs if moment is not None), None)
-    cause = cause_of_record(row.state if row else None, record.cancel_requested)
+    cause = cause_of_record(row.state if row else None, record.life.cancel_requested)
     Journal(run.journal, attempt.attempt).append(
         "attempt_ended",
         cause=cause.value,

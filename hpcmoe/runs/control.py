@@ -16,6 +16,7 @@ from hpcmoe.runs.observe import RunView, observe
 from hpcmoe.runs.place import local_pid
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import finish, read_record, reopen
+from hpcmoe.runs.submission import being_submitted, submission_lock
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError
 
@@ -23,7 +24,7 @@ CANCEL_POLL_S = 0.5
 # Beyond KillWait: epilogs and a slow controller.
 CANCEL_SLACK_S = 60.0
 DEFAULT_KILL_WAIT_S = 30.0
-SOON_S = 15.0
+LOCK_WAIT_S = 30.0  # for another process that submits this run
 
 
 def see(run: RunDir) -> RunView:
@@ -82,19 +83,27 @@ def _kill_wait_s() -> float:
         return DEFAULT_KILL_WAIT_S
 
 
-def resume(run: RunDir, how: str = "resume") -> str:
-    """Submit the run again from its newest checkpoint; returns the job id. ``how`` = "supervisor" keeps the crash budget."""
+def resume(run: RunDir, max_gpu_hours: float | None = None) -> str:
+    """Submit the run again from its newest checkpoint, as its user wants it; returns the job id.
+
+    ``max_gpu_hours``: a new ceiling over all attempts. Counts of failures start anew.
+    """
     from hpcmoe.config.freeze import load_frozen
     from hpcmoe.runs.create import submit_run
 
-    now = see(run)
-    if now.state == "COMPLETED":
-        raise UserError(f"run {run.run_id} is COMPLETED; there is nothing to resume")
-    if not now.resumable:
-        raise UserError(f"run {run.run_id} is {now.state} (job {now.record.job_id}); there is nothing to resume")
-    close_silent_attempts(run, None)
-    with _reopened(run):
-        return submit_run(run, load_frozen(run.config), how=how)
+    with submission_lock(run, LOCK_WAIT_S) as mine:
+        now = see(run)
+        if now.state == "COMPLETED":
+            raise UserError(f"run {run.run_id} is COMPLETED; there is nothing to resume")
+        if not now.resumable:
+            raise UserError(f"run {run.run_id} is {now.state} (job {now.record.job_id}); there is nothing to resume")
+        if not mine or being_submitted(now.record.life, now.job, time.time()):
+            raise UserError(f"run {run.run_id} is being submitted by another process; `hpcmoe status {run.run_id}` shows it")
+        close_silent_attempts(run, None)
+        if max_gpu_hours is not None:
+            Journal(run.journal).append("budget_raised", max_gpu_hours=max_gpu_hours)
+        with _reopened(run):
+            return submit_run(run, load_frozen(run.config), how="resume")
 
 
 @contextlib.contextmanager
@@ -108,19 +117,6 @@ def _reopened(run: RunDir) -> Iterator[None]:
         if result is not None:
             run.result.write_text(result, encoding="utf-8")
         raise
-
-
-def lift_hold(view: RunView) -> bool:
-    """Start a requeued job soon instead of after Slurm's credential lifetime. True when Slurm took it."""
-    if view.job.state not in ("PENDING", "REQUEUED") or view.job.reason != "BeginTime" or view.record.job_id is None:
-        return False
-    if not any(event["event"] == "requeued" for event in view.record.events[-20:]):
-        return False  # the user's own --begin
-    if view.job.start is not None and view.job.start - time.time() < SOON_S:
-        return False  # lifted already; to ask again would put the start off again
-    with contextlib.suppress(SlurmError):
-        return client.start_soon(view.record.job_id)
-    return False
 
 
 class LogTail:

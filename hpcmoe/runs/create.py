@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 
 from hpcmoe.config.freeze import freeze
@@ -11,13 +13,19 @@ from hpcmoe.config.schema import Config
 from hpcmoe.errors import UserError
 from hpcmoe.files import write_atomic
 from hpcmoe.resources import make_plugins_importable
+from hpcmoe.runs.budget import budgets_of, seconds_left, spent_reason
 from hpcmoe.runs.jobspec import job_spec
-from hpcmoe.runs.journal import Journal, read_journal
+from hpcmoe.runs.journal import Event, Journal, read_journal
+from hpcmoe.runs.life import fold
 from hpcmoe.runs.place import local_pid, process_start_ticks
 from hpcmoe.runs.provenance import write_provenance
 from hpcmoe.runs.registry import new_run_id, runs_root
 from hpcmoe.runs.rundir import RunDir
+from hpcmoe.runs.store import read_record
+from hpcmoe.runs.submission import begin
 from hpcmoe.slurm.command import SlurmRejected, SlurmUnreachable
+from hpcmoe.slurm.parse import format_duration, parse_duration
+from hpcmoe.slurm.submit import begin_flag, find_submitted
 
 
 def create_run(cfg: Config, overrides: list[str], root: Path | None = None) -> RunDir:
@@ -50,30 +58,87 @@ def create_run(cfg: Config, overrides: list[str], root: Path | None = None) -> R
     return RunDir(root / run_id)
 
 
-def submit_run(run: RunDir, cfg: Config, how: str = "submit") -> str:
-    """Submit the run; returns the job id. A refusal by Slurm is a UserError, and a run that Slurm never took is removed."""
+def submit_run(run: RunDir, cfg: Config, how: str = "submit", until: float | None = None) -> str:
+    """Submit the run; returns the job id. A refusal by Slurm is a UserError, and a run that Slurm never took is removed.
+
+    ``until``: the job is not to start before (epoch s). A job that an earlier submission may have left behind, whose outcome
+    nobody wrote, is looked for first and adopted.
+    """
     make_plugins_importable()
     from hydra_plugins.hpcmoe_launchers import executor_for
 
-    starts = sum(event["event"] == "submitted" for event in read_journal(run.journal))
-    spec = job_spec(run, cfg, token=f"{run.run_id}-{starts}")
+    life = fold(read_journal(run.journal))
+    first, begun = not life.jobs and life.intent is None, False
     try:
-        job_id = executor_for(cfg, run.path / "sbatch").submit_run(spec)[0]
+        job_id = _adopt(run, life.intent, cfg) if life.intent is not None else None
+        if job_id is None:
+            life = fold(read_journal(run.journal))
+            token = life.token(run.run_id)
+            begun = begin(run, token, how, again=life.intent is not None)
+            if not begun:
+                raise UserError(f"run {run.run_id} is being submitted by another process; `hpcmoe status {run.run_id}` shows it")
+            spec = replace(job_spec(run, cfg, token), sbatch_args=(*ceiling_flag(cfg, run), *begin_flag(until)))
+            job_id = executor_for(cfg, run.path / "sbatch").submit_run(spec)[0]
     except SlurmUnreachable as error:
         Journal(run.journal).append("submit_failed", reason=str(error))
         raise UserError(
             f"run {run.run_id} is planned but not submitted: {error}; `hpcmoe resume {run.run_id}` tries again"
         ) from error
     except UserError as refused:
-        if starts == 0:
-            shutil.rmtree(run.path)
+        if begun:
+            _refused(run, first, str(refused))
         if isinstance(refused, SlurmRejected):
             raise UserError(f"Slurm refuses the job: {refused}") from refused
         raise
-    journal_submitted(run, job_id, how)
+    journal_submitted(run, job_id, how, until)
     return job_id
 
 
-def journal_submitted(run: RunDir, job_id: str, how: str) -> None:
-    ticks = process_start_ticks(local_pid(job_id)) if job_id.startswith("local-") else None
-    Journal(run.journal).append("submitted", job_id=job_id, how=how, uid=os.getuid(), start_ticks=ticks)
+def _refused(run: RunDir, first: bool, reason: str) -> None:
+    if first:
+        shutil.rmtree(run.path)
+    else:
+        Journal(run.journal).append("submit_refused", reason=reason)
+
+
+def _adopt(run: RunDir, intent: Event, cfg: Config) -> str | None:
+    """The job of a submission whose outcome nobody wrote; None when Slurm has none. Raises SlurmUnreachable when it is silent."""
+    if cfg.cluster.scheduler != "slurm":
+        return None  # a process that was started has journalled its arrival
+    found = find_submitted(str(intent["token"]))
+    task = intent.get("task")
+    if found is None and task is not None:
+        # an array's token must not come to stand for one run's job: the other runs of the sweep look for it, too
+        Journal(run.journal).append("submit_refused", reason="Slurm has no such array")
+    return found if found is None or task is None else f"{found}_{task}"
+
+
+def ceiling_flag(cfg: Config, run: RunDir | None = None) -> list[str]:
+    """A shorter --time where resilience.max_gpu_hours would be passed. Raises UserError when nothing is left of it."""
+    record = read_record(run) if run is not None else None
+    attempts = record.attempts if record is not None else []
+    budgets = budgets_of({"resilience": vars(cfg.resilience)}, record.life.max_gpu_hours if record is not None else None)
+    gpus, now = counted_gpus(cfg), time.time()
+    if spent := spent_reason(attempts, budgets, now, gpus):
+        raise UserError(f"{spent}; `hpcmoe resume RUN --max-gpu-hours N` raises it" if attempts else spent)
+    left = seconds_left(attempts, budgets, now, gpus)
+    limit = None if cfg.slurm.time is None else parse_duration(cfg.slurm.time)
+    return [] if left is None or (limit is not None and limit <= left) else [f"--time={format_duration(left)}"]
+
+
+def counted_gpus(cfg: Config) -> int:
+    """GPUs that an attempt holds; 0 where nobody counts them."""
+    return cfg.world_size if cfg.cluster.device == "cuda" or cfg.cluster.gres else 0
+
+
+def journal_submitted(run: RunDir, job_id: str, how: str, until: float | None = None) -> None:
+    local = job_id.startswith("local-")
+    Journal(run.journal).append(
+        "submitted",
+        job_id=job_id,
+        how=how,
+        uid=os.getuid(),
+        host=os.uname().nodename if local else None,
+        start_ticks=process_start_ticks(local_pid(job_id)) if local else None,
+        not_before=until,
+    )

@@ -15,18 +15,23 @@ from pathlib import Path
 from hpcmoe.errors import UserError
 from hpcmoe.files import read_json
 from hpcmoe.process import collect_little
-from hpcmoe.runs.arrive import release_claim, work_done
+from hpcmoe.runs.arrive import gpus_of_attempt, release_claim, work_done
+from hpcmoe.runs.budget import budgets_of, give_up_reason, not_before, spent_reason
+from hpcmoe.runs.ending import Ending, cause_of
 from hpcmoe.runs.journal import Journal
-from hpcmoe.runs.lifecycle import Cause, Decision, Ending, Step, cause_of, decide, give_up_reason
+from hpcmoe.runs.lastwords import detail_of, last_lines
+from hpcmoe.runs.lifecycle import Decision, Departure, Step, react
 from hpcmoe.runs.place import Place, this_place
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import Record, finish, raw_config, read_record
+from hpcmoe.runs.submission import begin
 from hpcmoe.slurm import client
-from hpcmoe.slurm.command import SlurmError
-from hpcmoe.slurm.submit import sbatch
+from hpcmoe.slurm.command import SlurmError, SlurmUnreachable
+from hpcmoe.slurm.submit import begin_flag, sbatch
 
 OK, FAILED, USAGE, START_AGAIN = 0, 1, 2, 85
 LIFT_HOLD_TRIES, LIFT_HOLD_EVERY_S = 20, 0.5
+PAUSE_LOOK_S = 0.5
 
 
 def depart(run: RunDir, place: Place, rc: int, heard: frozenset[str]) -> int:
@@ -36,7 +41,7 @@ def depart(run: RunDir, place: Place, rc: int, heard: frozenset[str]) -> int:
     verdict = read_json(run.verdict(place.attempt)) or {}
     ending = _ending(run, place, record, verdict, rc, heard, config)
     cause = cause_of(ending)
-    detail = verdict.get("reason") or _detail(run, place, cause, rc)
+    detail = verdict.get("reason") or detail_of(run, place.attempt, cause, rc)
     journal = Journal(run.journal, place.attempt)
     journal.append(
         "attempt_ended",
@@ -49,10 +54,22 @@ def depart(run: RunDir, place: Place, rc: int, heard: frozenset[str]) -> int:
         preempt_time=ending.preempt_time,
         end_time=ending.end_time,
     )
-    give_up = give_up_reason(read_record(run).attempts_since_resume, int(config["resilience"]["max_attempts_without_progress"]))
-    decision = decide(cause, ending, give_up, detail, place.scheduler)
+    # Where to learn from this end before the next start is asked for, e.g. which node is to be left out.
+    record = read_record(run)
+    budgets = budgets_of(config, record.life.max_gpu_hours)
+    departure = Departure(
+        place.job_id,
+        cause,
+        ending,
+        place.scheduler,
+        detail,
+        give_up=give_up_reason(record.attempts_since_resume, budgets),
+        spent=spent_reason(record.attempts, budgets, time.time(), gpus_of_attempt(place, config)),
+    )
+    decisions = react(record.life, departure)[1]
     release_claim(run, place)
-    return _carry_out(decision, run, place, journal, config)
+    until = not_before(record.attempts_since_resume, budgets)
+    return next((_carry_out(decision, run, place, journal, config, until) for decision in decisions), OK)
 
 
 def _ending(run: RunDir, place: Place, record: Record, verdict: dict, rc: int, heard: frozenset[str], config: dict) -> Ending:
@@ -61,7 +78,7 @@ def _ending(run: RunDir, place: Place, record: Record, verdict: dict, rc: int, h
         verdict=verdict.get("verdict"),
         rc=rc,
         heard=heard,
-        cancel_requested=record.cancel_requested,
+        cancel_requested=record.life.cancel_requested,
         stop_lead_s=float(config["resilience"]["stop_lead_s"]),
         hung=run.hang(place.attempt).exists(),
     )
@@ -83,25 +100,15 @@ def _ending(run: RunDir, place: Place, record: Record, verdict: dict, rc: int, h
     )
 
 
-def _detail(run: RunDir, place: Place, cause: Cause, rc: int) -> str | None:
-    """For an ending that nobody asked for: the watchdog's or the first rank's last words, or at least the exit code."""
-    if cause is Cause.HANG:
-        return str((read_json(run.hang(place.attempt)) or {}).get("reason"))
-    if cause not in (Cause.CRASHED, Cause.OUT_OF_MEMORY):
-        return None
-    for path in sorted(run.attempt(place.attempt).glob("error-rank*.txt")):
-        lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-        if lines:
-            return f"{path.stem.removeprefix('error-')}: {lines[-1].strip()[:300]}"
-    return f"the ranks left with exit code {rc}" + (f" (signal {rc - 128})" if rc > 128 else "")
-
-
-def _carry_out(decision: Decision, run: RunDir, place: Place, journal: Journal, config: dict) -> int:
+def _carry_out(decision: Decision, run: RunDir, place: Place, journal: Journal, config: dict, until: float | None) -> int:
+    """``until``: epoch seconds before which the run should not start again."""
     match decision.step:
         case Step.FINISH:
             assert decision.state is not None
-            finish(run, decision.state, decision.reason, place.attempt)
+            said = last_lines(run, place.attempt) if decision.state == "FAILED" else []
+            finish(run, decision.state, decision.reason, place.attempt, last_lines=said)
             print(f"hpcmoe: run {run.run_id} is {decision.state}" + (f": {decision.reason}" if decision.reason else ""))
+            print(*said, sep="\n", end="\n" if said else "")
             return OK if decision.state == "COMPLETED" else FAILED
         case Step.REST:
             journal.append("rested", state=decision.state, reason=decision.reason)
@@ -109,13 +116,16 @@ def _carry_out(decision: Decision, run: RunDir, place: Place, journal: Journal, 
             return OK
         case Step.SLURM_BRINGS_BACK:
             journal.append("requeued", job_id=place.job_id, by="slurm")
-            _lift_hold(place, journal, config)
+            _set_start(place, journal, config, until)
             return OK
         case Step.COME_BACK:
-            return START_AGAIN if place.scheduler == "local" else _come_back(run, place, journal, config)
+            if place.scheduler == "local":
+                return _pause(run, place, journal, until)
+            return _come_back(run, place, journal, config, until)
+    raise AssertionError(decision)
 
 
-def _come_back(run: RunDir, place: Place, journal: Journal, config: dict) -> int:
+def _come_back(run: RunDir, place: Place, journal: Journal, config: dict, until: float | None) -> int:
     """Requeue this job; where that is refused, submit a successor that waits for this job's end."""
     try:
         client.requeue(place.job_id)
@@ -123,39 +133,66 @@ def _come_back(run: RunDir, place: Place, journal: Journal, config: dict) -> int
         journal.append("requeue_refused", job_id=place.job_id, reason=str(refused))
     else:
         journal.append("requeued", job_id=place.job_id, by="hpcmoe")
-        _lift_hold(place, journal, config)
+        _set_start(place, journal, config, until)
         return OK
     if not config["resilience"]["successor"]:
         journal.append("stranded", reason="requeue was refused, and resilience.successor is false")
         return START_AGAIN
-    return _submit_successor(run, place, journal)
+    return _submit_successor(run, place, journal, until)
 
 
-def _submit_successor(run: RunDir, place: Place, journal: Journal) -> int:
-    token = f"{run.run_id}-after-{place.attempt}".replace(".", "-")
+def _submit_successor(run: RunDir, place: Place, journal: Journal, until: float | None) -> int:
+    token = read_record(run).life.token(run.run_id)
+    if not begin(run, token, "successor", attempt=place.attempt):
+        print(f"hpcmoe: run {run.run_id} is being submitted by somebody else", file=sys.stderr)
+        return START_AGAIN
     try:
-        job_id = sbatch(run.script, [f"--dependency=afterany:{place.job_id}"], token=token)
+        job_id = sbatch(run.script, [f"--dependency=afterany:{place.job_id}", *begin_flag(until)], token=token)
     except SlurmError as refused:
+        journal.append("submit_failed" if isinstance(refused, SlurmUnreachable) else "submit_refused", reason=str(refused))
         journal.append("stranded", reason=f"neither requeue nor a successor: {refused}")
         print(f"hpcmoe: run {run.run_id} could not be brought back from here; `hpcmoe resume {run.run_id}` does", file=sys.stderr)
         return START_AGAIN
-    journal.append("submitted", job_id=job_id, how="successor", after=place.job_id)
+    journal.append("submitted", job_id=job_id, how="successor", after=place.job_id, not_before=until)
     return START_AGAIN
 
 
-def _lift_hold(place: Place, journal: Journal, config: dict) -> None:
-    """A requeued job waits for cred_expire + 1 s (121 s by default) unless its owner asks for an earlier start."""
-    if not config["resilience"]["lift_hold"]:
+def _set_start(place: Place, journal: Journal, config: dict, until: float | None) -> None:
+    """A requeued job waits for cred_expire + 1 s (121 s by default) unless its owner asks for another start.
+
+    Earlier, as a rule; later where failures or preemptions come thick (``until``, epoch s).
+    """
+    if until is not None:
+        journal.append("put_off", job_id=place.job_id, until=until)
+    elif not config["resilience"]["lift_hold"]:
         return
     for _ in range(LIFT_HOLD_TRIES):
         try:
-            if client.start_soon(place.job_id):
-                journal.append("hold_lifted", job_id=place.job_id)
+            if client.start_soon(place.job_id, until):
+                if until is None:
+                    journal.append("hold_lifted", job_id=place.job_id)
                 return
         except SlurmError as error:
             print(f"hpcmoe: the hold after the requeue stays: {error}", file=sys.stderr)
             return
         time.sleep(LIFT_HOLD_EVERY_S)
+
+
+def _pause(run: RunDir, place: Place, journal: Journal, until: float | None) -> int:
+    """On a machine without Slurm the job script itself waits, and may be told to stop meanwhile."""
+    if until is None or until <= time.time():
+        return START_AGAIN
+    journal.append("put_off", job_id=place.job_id, until=until)
+    heard_before = run.notice(place.attempt).exists()
+    while (left := until - time.time()) > 0:
+        time.sleep(min(PAUSE_LOOK_S, left))
+        if read_record(run).life.cancel_requested:
+            finish(run, "CANCELLED", "cancelled by its user", place.attempt)
+            return FAILED
+        if (run.control / "stop").exists() or (not heard_before and run.notice(place.attempt).exists()):
+            journal.append("rested", state="STOPPED", reason="told to stop before its next start")
+            return OK
+    return START_AGAIN
 
 
 def main(argv: list[str]) -> int:

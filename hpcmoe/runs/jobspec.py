@@ -31,6 +31,7 @@ class JobSpec:
     dependency: str | None = None
     sweep_dir: Path | None = None  # of an array: where its script, its list of runs and its logs lie
     part: int = 0  # which of the sweep's arrays
+    sbatch_args: tuple[str, ...] = ()  # flags of this one submission, which win over the script's
 
     @property
     def is_array(self) -> bool:

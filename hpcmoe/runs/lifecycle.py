@@ -1,66 +1,36 @@
-"""Decisions about a run's life, as pure functions: why an attempt ended, and what follows. Asks nobody, does nothing.
+"""The life of a run as a pure reducer: state x happening -> (state, decisions). Asks nobody, does nothing.
 
-The facts come from hpcmoe.runs.arrive and hpcmoe.runs.depart, which also carry the decision out.
+The state (hpcmoe.runs.life) is folded from the journal. What happens: a line of the journal, a look at the job from a login node,
+the arrival of a job, the end of its ranks. hpcmoe.runs.arrive, depart, control and supervise bring the facts and act.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from hpcmoe.runs.story import Attempt
+from hpcmoe.runs.ending import Cause, Ending
+from hpcmoe.runs.journal import Event
+from hpcmoe.runs.life import JobView, Life, by_user, standing, step
 
-# sbatch's --signal may fire this much early, and Slurm's clock ticks in minutes (man sbatch, --signal).
-SIGNAL_EARLY_S = 60.0
-
-
-class Cause(StrEnum):
-    """Why an attempt ended."""
-
-    COMPLETED = "completed"
-    FAILED = "failed"  # our own clear error: bad data, bad config; trying again would not help
-    STOPPED = "stopped"  # control/stop
-    CANCELLED = "cancelled"
-    PREEMPTED = "preempted"
-    TIME_LIMIT = "time_limit"
-    REQUEUED = "requeued"  # somebody ran `scontrol requeue`
-    SIGNALLED = "signalled"  # a stop signal whose sender Slurm does not name
-    NODE_FAILURE = "node_failure"
-    OUT_OF_MEMORY = "out_of_memory"
-    HANG = "hang"  # the ranks' watchdog ended it
-    CRASHED = "crashed"
-    UNKNOWN = "unknown"
-
-
-# Endings that nobody outside asked for: only these count against the budget of attempts without progress.
-UNPROVOKED = frozenset({Cause.HANG, Cause.CRASHED, Cause.OUT_OF_MEMORY, Cause.UNKNOWN})
-
-
-@dataclass(frozen=True)
-class Ending:
-    """What is known when the ranks have gone. Times are epoch seconds."""
-
-    now: float
-    verdict: str | None  # completed | leave | stopped | failed; None: the ranks left no word
-    rc: int  # of srun, or of the worst local rank
-    heard: frozenset[str]  # signals the batch shell heard: {"USR1", "TERM"}
-    cancel_requested: bool  # `hpcmoe cancel` journalled it
-    stop_lead_s: float
-    hung: bool = False  # the watchdog left its report
-    job_state: str | None = None  # Slurm's base state; None: Slurm could not be asked, or there is no Slurm
-    requeueing: bool = False  # Slurm itself is bringing the job back
-    preempt_time: float | None = None
-    end_time: float | None = None
+MOST_TRIES = 3  # submissions by a supervisor in a row that lead to no step
+SOON_S = 15.0
+# Longer than any submission lasts that is still alive: sbatch's tries, and the looks for a lost answer (hpcmoe.slurm.submit).
+SUBMISSION_S = 1800.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0  # after Slurm refused a submission
 
 
 class Step(StrEnum):
     """What happens next."""
 
+    START = "start"  # let the ranks begin
+    LEAVE = "leave"  # this job has nothing to do
     FINISH = "finish"  # for good, with a state
     COME_BACK = "come_back"  # requeue; where refused, submit a successor
     SLURM_BRINGS_BACK = "slurm_brings_back"  # nothing to do: Slurm has requeued the job already
     REST = "rest"  # stays as it is until `hpcmoe resume`
+    SUBMIT = "submit"  # from a login node
+    LIFT_HOLD = "lift_hold"
 
 
 @dataclass(frozen=True)
@@ -68,87 +38,101 @@ class Decision:
     step: Step
     state: str | None = None  # FINISH: COMPLETED | FAILED | CANCELLED; REST: STOPPED
     reason: str | None = None
+    token: str | None = None  # SUBMIT: names the submission
+    look_first: bool = False  # SUBMIT: the job may exist already
 
 
-_VERDICT_CAUSE = {"completed": Cause.COMPLETED, "failed": Cause.FAILED, "stopped": Cause.STOPPED}
-_STATE_CAUSE = {
-    "CANCELLED": Cause.CANCELLED,
-    "PREEMPTED": Cause.PREEMPTED,
-    "TIMEOUT": Cause.TIME_LIMIT,
-    "DEADLINE": Cause.TIME_LIMIT,
-    "NODE_FAIL": Cause.NODE_FAILURE,
-    "BOOT_FAIL": Cause.NODE_FAILURE,
-    "OUT_OF_MEMORY": Cause.OUT_OF_MEMORY,
-    "REQUEUED": Cause.REQUEUED,
-}
+@dataclass(frozen=True)
+class Look:
+    """A look at the run's job from a login node."""
+
+    job: JobView
+    now: float
+    writer_gone: bool = False  # whoever began the last submission is known to be gone
 
 
-def cause_of(ending: Ending) -> Cause:
-    """Why this attempt ended. The ranks' own word comes first, then the user's, then Slurm's, then what was heard."""
-    if ending.verdict in _VERDICT_CAUSE:
-        return _VERDICT_CAUSE[ending.verdict]
-    if ending.cancel_requested:
-        return Cause.CANCELLED
-    if ending.job_state == "CANCELLED":
-        return Cause.CANCELLED
-    if ending.preempt_time is not None:
-        return Cause.PREEMPTED
-    if ending.job_state in _STATE_CAUSE:
-        return _STATE_CAUSE[ending.job_state]
-    if ending.requeueing:
-        return Cause.REQUEUED
-    if ending.hung and ending.verdict is None:
-        return Cause.HANG
-    if "USR1" in ending.heard and _near_the_limit(ending):
-        return Cause.TIME_LIMIT
-    if ending.verdict == "leave" or ending.heard:
-        return Cause.SIGNALLED
-    return Cause.CRASHED
+@dataclass(frozen=True)
+class Arrival:
+    """A job script has the run's claim and wants to start an attempt. The reasons: see hpcmoe.runs.budget."""
+
+    job_id: str
+    give_up: str | None = None
+    spent: str | None = None
 
 
-def _near_the_limit(ending: Ending) -> bool:
-    return ending.end_time is not None and ending.now >= ending.end_time - ending.stop_lead_s - 2 * SIGNAL_EARLY_S
+@dataclass(frozen=True)
+class Departure:
+    """The ranks of an attempt have gone."""
+
+    job_id: str
+    cause: Cause
+    ending: Ending
+    scheduler: str  # slurm | local
+    detail: str | None = None
+    give_up: str | None = None
+    spent: str | None = None
 
 
-def cause_of_record(slurm_state: str | None, cancel_requested: bool) -> Cause:
-    """Why an attempt ended that left no word at all, from Slurm's accounting record of it (None: no record)."""
-    if cancel_requested:
-        return Cause.CANCELLED
-    if slurm_state in _STATE_CAUSE:
-        return _STATE_CAUSE[slurm_state]
-    return Cause.UNKNOWN if slurm_state is None else Cause.CRASHED
+Happening = Event | Look | Arrival | Departure
 
 
-def attempts_without_progress(attempts: Sequence[Attempt]) -> int:
-    """How many of the newest attempts ended unprovoked without a new durable checkpoint.
-
-    Preemptions, requeues and time limits after some steps neither count nor reset: they say nothing about the run itself.
-    """
-    count = 0
-    for index in range(len(attempts) - 1, -1, -1):
-        attempt = attempts[index]
-        earlier = max((a.saved_step or 0 for a in attempts[:index]), default=0)
-        if (attempt.saved_step or 0) > earlier:
-            break
-        if attempt.cause is not None and _own_fault(attempt):
-            count += 1
-    return count
+def react(life: Life, happening: Happening, run_id: str = "run") -> tuple[Life, tuple[Decision, ...]]:
+    """The reducer. A decision to submit is remembered until the journal tells what became of it, so that it comes once."""
+    match happening:
+        case Look():
+            decisions = _on_look(life, happening, run_id)
+            asked = next((decision.token for decision in decisions if decision.step is Step.SUBMIT), life.asked)
+            return replace(life, asked=asked), decisions
+        case Arrival():
+            return life, (_on_arrival(life, happening),)
+        case Departure():
+            return life, _on_departure(life, happening)
+    return step(life, happening), ()
 
 
-def _own_fault(attempt: Attempt) -> bool:
-    """Also a time limit that came before the first step: the run asks for less time than it needs to start."""
-    cause = Cause(attempt.cause or "")
-    return cause in UNPROVOKED or (cause is Cause.TIME_LIMIT and attempt.first_step is None)
+def _on_look(life: Life, look: Look, run_id: str) -> tuple[Decision, ...]:
+    now, job = standing(life, look.job, look.now), look.job
+    if life.ended is not None or life.job_id is None or life.asked is not None:
+        return ()
+    if now.state == "CANCELLED":
+        return (Decision(Step.FINISH, "CANCELLED", now.reason),)
+    if now.involuntary:
+        if life.supervisor_tries >= MOST_TRIES:
+            why = f"{now.reason}; {life.supervisor_tries} submissions led to no step"
+            return (Decision(Step.REST, "STOPPED", why),)
+        if life.intent is not None and not look.writer_gone and look.now - life.intent["t"] < SUBMISSION_S:
+            return ()  # somebody is submitting it in this moment
+        if life.refusals and look.now < life.refused_at + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (life.refusals - 1)):
+            return ()  # a full queue, or a budget that is used up: Slurm is asked again, and ever more seldom
+        return (Decision(Step.SUBMIT, reason=now.reason, token=life.token(run_id), look_first=life.intent is not None),)
+    # Only what Slurm delays after a requeue: a job that never ran has its user's own --begin.
+    came_back = life.requeued or any(attempt.rpartition(".")[0] == life.job_id for attempt in life.attempts)
+    if now.state == "QUEUED" and job.state in ("PENDING", "REQUEUED") and job.reason == "BeginTime" and came_back:
+        put_off = life.not_before is not None and life.not_before > look.now
+        soon = job.start is not None and job.start - look.now < SOON_S  # to ask again would put the start off again
+        return () if put_off or soon else (Decision(Step.LIFT_HOLD),)
+    return ()
 
 
-def give_up_reason(attempts: Sequence[Attempt], most: int) -> str | None:
-    """Why the run should not be tried again, or None. ``most``: resilience.max_attempts_without_progress."""
-    count = attempts_without_progress(attempts)
-    if count < most:
-        return None
-    last = attempts[-1]
-    why = f": {last.detail}" if last.detail else ""
-    return f"no progress in {count} attempts, the last one {last.cause}{why}"
+def _on_arrival(life: Life, arrival: Arrival) -> Decision:
+    lost = arrival.job_id not in life.jobs and by_user(life.intent)  # a resume whose outcome nobody wrote
+    if life.ended is not None and not lost:
+        return Decision(Step.LEAVE, str(life.ended["state"]), f"the run is {life.ended['state']} already")
+    if life.cancel_requested and not lost:
+        return Decision(Step.FINISH, "CANCELLED", "cancelled by its user")
+    if arrival.give_up is not None:
+        return Decision(Step.FINISH, "FAILED", arrival.give_up)
+    if arrival.spent is not None:
+        return Decision(Step.REST, "STOPPED", arrival.spent)
+    return Decision(Step.START)
+
+
+def _on_departure(life: Life, end: Departure) -> tuple[Decision, ...]:
+    decision = decide(end.cause, end.ending, end.give_up, end.detail, end.scheduler)
+    if end.spent is not None and decision.step in (Step.COME_BACK, Step.SLURM_BRINGS_BACK):
+        decision = Decision(Step.REST, "STOPPED", end.spent)
+    over = life.ended is not None or life.job_id not in (None, end.job_id)  # or another job carries the run
+    return () if over and decision.state != "COMPLETED" else (decision,)
 
 
 def decide(cause: Cause, ending: Ending, give_up: str | None, reason: str | None, scheduler: str) -> Decision:

@@ -5,33 +5,21 @@ A blind observer says so: where Slurm cannot be asked, or has forgotten the job,
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from hpcmoe.runs.life import JobView, standing
 from hpcmoe.runs.place import local_pid, process_start_ticks
 from hpcmoe.runs.store import Record
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError
 from hpcmoe.slurm.states import is_alive
 
-WAITING_STATES = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REQUEUE_FED"})
 FINAL_STATES = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
-# squeue and sacct lag behind sbatch; a job that is this young and in neither is not gone.
-YOUNG_JOB_S = 30.0
 CLOCK_SKEW_S = 120.0  # between this host and Slurm's
-
-
-@dataclass(frozen=True)
-class JobView:
-    """What Slurm (or the process table) says of the job that carries a run. None fields: not known."""
-
-    state: str | None = None  # Slurm's base state
-    reason: str | None = None
-    start: float | None = None  # expected or real, epoch s
-    reachable: bool = True  # False: Slurm could not be asked
-    problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -71,48 +59,13 @@ class RunView:
 
 def view(record: Record, job: JobView, now: float) -> RunView:
     """The state of one run from plain values."""
-    ended = record.finished
-    if ended is not None:
-        state = str(ended["state"])
-        return RunView(record, state, ended.get("reason"), job, resumable=state != "COMPLETED")
-    if record.job_id is None:
-        return RunView(record, "PLANNED", "never submitted", job, resumable=True)
-    if not job.reachable:
-        return _unknown(record, job, job.problem or "Slurm cannot be reached", now)
-    if job.state is not None and is_alive(job.state):
-        if job.state in WAITING_STATES:
-            return RunView(record, "QUEUED", job.reason, job)
-        return RunView(record, "RUNNING", job.reason if job.reason not in (None, "None") else None, job)
-    if record.stranded is not None:
-        return RunView(record, "STOPPED", str(record.stranded["reason"]), job, resumable=True, involuntary=True)
-    return _gone(record, job, now)
-
-
-def _gone(record: Record, job: JobView, now: float) -> RunView:
-    """The job is over and the run is not: nobody was left to journal the end."""
-    if record.cancel_requested or job.state == "CANCELLED":
-        return RunView(record, "CANCELLED", "cancelled by its user", job, resumable=True)
-    if job.state is None or job.state == "UNKNOWN":
-        submitted = [event["t"] for event in record.events if event["event"] in ("submitted", "attempt_started", "requeued")]
-        if submitted and now - submitted[-1] < YOUNG_JOB_S:
-            return RunView(record, "QUEUED", "submitted a moment ago; Slurm does not list it yet", job)
-        return _unknown(record, job, f"Slurm no longer knows job {record.job_id}", now)
-    reason = f"job {record.job_id} ended as {job.state} and nobody was left to bring it back"
-    return RunView(record, "STOPPED", reason, job, resumable=True, involuntary=True)
-
-
-def _unknown(record: Record, job: JobView, reason: str, now: float) -> RunView:
-    known = "RUNNING" if _attempt_open(record) else "QUEUED"
+    life = record.life
+    found = standing(life, job, now)
+    seen = RunView(record, found.state, found.reason, job, resumable=found.resumable, involuntary=found.involuntary)
+    if found.state != "UNKNOWN":
+        return seen
     since = max([event["t"] for event in record.events] + [(record.last_line or {}).get("t", 0.0)]) or now
-    return RunView(record, "UNKNOWN", reason, job, last_known=known, unknown_since=since, resumable=True)
-
-
-def _attempt_open(record: Record) -> bool:
-    """The newest attempt has started, and nobody journalled its end."""
-    for event in reversed(record.events):
-        if event["event"] in ("attempt_started", "attempt_ended"):
-            return bool(event["event"] == "attempt_started")
-    return False
+    return replace(seen, last_known="RUNNING" if life.open else "QUEUED", unknown_since=since)
 
 
 @dataclass(frozen=True)
@@ -151,6 +104,9 @@ def _local_job(record: Record) -> JobView:
     job_id = str(record.job_id)
     ticks = process_start_ticks(local_pid(job_id))
     known = [event.get("start_ticks") for event in record.events if event.get("job_id") == job_id and event.get("start_ticks")]
+    hosts = [event["host"] for event in record.events if event.get("job_id") == job_id and event.get("host")]
+    if hosts and hosts[-1] != os.uname().nodename:
+        return JobView(reachable=False, problem=f"its processes are on {hosts[-1]}, and this is {os.uname().nodename}")
     if ticks is not None and (not known or known[-1] == ticks):
         return JobView(state="RUNNING")
     return JobView(state="FAILED", reason="its processes are gone")

@@ -10,6 +10,7 @@ from typing import Any
 
 from hpcmoe.files import read_json, write_json
 from hpcmoe.runs.journal import Event, Journal, iter_json_lines, last_json_line, read_journal
+from hpcmoe.runs.life import Life, fold
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.story import Attempt, attempts_of
 
@@ -51,54 +52,20 @@ class Record:
     def scheduler(self) -> str:
         return str(self.planned.get("scheduler", "slurm"))
 
+    @cached_property
+    def life(self) -> Life:
+        """Where the run stands by its journal."""
+        return fold(self.events)
+
     @property
     def finished(self) -> Event | None:
-        """The event that ended or rested the run, unless something was submitted after it."""
-        for event in reversed(self.events):
-            if event["event"] in ("finished", "rested"):
-                return event
-            if event["event"] in ("submitted", "attempt_started"):
-                return None
-        return None
+        """The event that ended or rested the run, unless its user resumed it after that."""
+        return self.life.ended
 
     @property
     def job_id(self) -> str | None:
         """The Slurm job (or local job) that carries the run now, or did last."""
-        for event in reversed(self.events):
-            if event["event"] in ("submitted", "attempt_started") and event.get("job_id"):
-                return str(event["job_id"])
-        return None
-
-    @property
-    def cancel_requested(self) -> bool:
-        """The user asked for the end, and nothing was submitted since."""
-        for event in reversed(self.events):
-            if event["event"] == "cancel_requested":
-                return True
-            if event["event"] == "submitted":
-                return False
-        return False
-
-    @property
-    def stranded(self) -> Event | None:
-        """Set when the last attempt wanted to come back, and neither requeue nor successor was to be had there."""
-        for event in reversed(self.events):
-            if event["event"] == "stranded":
-                return event
-            if event["event"] in ("submitted", "attempt_started", "finished", "rested"):
-                return None
-        return None
-
-    @property
-    def supervisor_tries(self) -> int:
-        """How often a supervisor has submitted the run again since it last made a step."""
-        tries = 0
-        for event in self.events:
-            if event["event"] == "first_step" or (event["event"] == "submitted" and event.get("how") != "supervisor"):
-                tries = 0
-            elif event["event"] == "submitted":
-                tries += 1
-        return tries
+        return self.life.job_id
 
     @property
     def attempts_since_resume(self) -> list[Attempt]:
@@ -123,7 +90,12 @@ def raw_config(run: RunDir) -> dict[str, Any]:
 
 
 def finish(run: RunDir, state: str, reason: str | None, attempt: str | None = None, **fields: Any) -> None:
-    """Close the run for good, in the journal and in result.json (what the next job reads in order to leave at once)."""
+    """Close the run for good, in the journal and in result.json (what the next job reads in order to leave at once).
+
+    Of two that do so at once the first counts: a run that is over keeps its result.
+    """
+    if fold(read_journal(run.journal)).finished:
+        return
     event = Journal(run.journal, attempt).append("finished", state=state, reason=reason, **fields)
     write_json(run.result, {"run_id": run.run_id, "state": state, "reason": reason, "t": event["t"], **fields})
 

@@ -1,23 +1,29 @@
-"""Following runs until they are over, and helping them where Slurm would leave it: the login node's part of the life cycle.
+"""Looking after runs from a login node: one or some to their ends (`wait`, `submit --wait`), or all that are open (`supervise`).
 
-Lifts the hold after a requeue, and submits again what ended although nobody wanted that. Runs under `wait` and `submit --wait`.
+What is done for a run is hpcmoe.runs.bring_back's. Nothing here must be remembered: whoever is killed may be started again.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from hpcmoe.errors import UserError
-from hpcmoe.runs.control import LogTail, lift_hold, resume
+from hpcmoe.runs.bring_back import Deed, help_on
+from hpcmoe.runs.control import LogTail
+from hpcmoe.runs.glance import Glancer
 from hpcmoe.runs.observe import RunView, observe
+from hpcmoe.runs.registry import run_dirs
 from hpcmoe.runs.rundir import RunDir
-from hpcmoe.runs.store import read_record
+from hpcmoe.runs.store import read_record, result_state
+from hpcmoe.runs.submission import file_lock
 
 LOOK_EVERY_S = 1.0  # at the run directory
 # At Slurm: often while something is about to happen, then seldom, so that a follower for a night costs the controller nothing.
 ASK_FIRST_S, ASK_MOST_S, ASK_GROWTH = 2.0, 30.0, 1.3
-MOST_TRIES = 3  # submissions in a row that lead to no step
 FORGOTTEN_S = 120.0  # a job that Slurm does not know for so long will not come back
 
 EXIT_CODES = {"COMPLETED": 0, "FAILED": 1, "CANCELLED": 3, "STOPPED": 4, "UNKNOWN": 5}
@@ -78,15 +84,11 @@ class _Follower:
             self._unknown_from = self._unknown_from or time.monotonic()
         else:
             self._unknown_from = None
-        if now.final or (now.state == "STOPPED" and not now.involuntary):
+        if now.record.finished is not None:
             return False
         if self._unknown_from is not None and time.monotonic() - self._unknown_from > FORGOTTEN_S:
             return False
-        if now.state == "STOPPED":
-            return _bring_back(self._run, now, self._say)
-        if lift_hold(now):
-            self._say(f"run {self._run.run_id}: the hold after the requeue is lifted")
-        return True
+        return help_on(now, lambda deed: self._say(str(deed["text"]))) and not now.final
 
 
 def _headline(now: RunView) -> str:
@@ -94,20 +96,6 @@ def _headline(now: RunView) -> str:
     job = f" (job {record.job_id})" if record.job_id else ""
     reason = f": {now.reason}" if now.reason and now.reason != "None" else ""
     return f"run {record.run.run_id} is {now.state}{job}{reason}"
-
-
-def _bring_back(run: RunDir, now: RunView, say: Callable[[str], None]) -> bool:
-    tries = now.record.supervisor_tries
-    if tries >= MOST_TRIES:
-        say(f"run {run.run_id} stopped ({now.reason}); {tries} submissions led to no step, so it is left for you to look at")
-        return False
-    try:
-        job_id = resume(run, how="supervisor")
-    except UserError as error:
-        say(f"run {run.run_id} stopped ({now.reason}) and cannot be brought back: {error}")
-        return False
-    say(f"run {run.run_id} stopped ({now.reason}); submitted again as job {job_id}")
-    return True
 
 
 def _watch_directories(runs: Sequence[RunDir], seconds: float, tail: LogTail | None) -> None:
@@ -127,3 +115,46 @@ def _size(run: RunDir) -> int:
         return run.journal.stat().st_size
     except OSError:
         return -1
+
+
+# ---- all runs ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round of a supervisor found and did."""
+
+    open_runs: int
+    deeds: list[Deed]
+    problem: str | None = None  # why Slurm could not be asked
+
+    def as_json(self) -> dict[str, Any]:
+        return {"open_runs": self.open_runs, "deeds": self.deeds, "problem": self.problem}
+
+
+def keep(root: Path, interval_s: float, once: bool, tell: Callable[[Round], None]) -> bool:
+    """Look after all runs below ``root``, a round every ``interval_s``; with ``once``, one round. False: another one does so."""
+    with file_lock(root / ".supervise.lock") as mine:
+        if not mine:
+            return False
+        glancer = Glancer()
+        while True:
+            tell(one_round(root, glancer))
+            if once:
+                return True
+            time.sleep(interval_s)
+
+
+def one_round(root: Path, glancer: Glancer) -> Round:
+    """Ask Slurm about all open runs together, and help those that need it. One run's trouble is not another's."""
+    open_runs = [run for run in run_dirs(root) if result_state(run) is None]
+    views = observe([record for record in glancer.read_all(open_runs) if record.life.ended is None])
+    deeds: list[Deed] = []
+    for view in views:
+        run_id = view.record.run.run_id
+        try:
+            help_on(view, deeds.append)
+        except (UserError, OSError, AssertionError, KeyError, TypeError) as error:
+            text = f"run {run_id} could not be helped: {error}"
+            deeds.append({"run_id": run_id, "did": "not_helped", "text": text, "problem": str(error)})
+    return Round(len(views), deeds, next((view.job.problem for view in views if not view.job.reachable), None))

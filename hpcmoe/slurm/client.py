@@ -24,7 +24,7 @@ from hpcmoe.slurm.facts import (
     read_partition,
     read_queue,
 )
-from hpcmoe.slurm.parse import SEPARATOR, format_timestamp
+from hpcmoe.slurm.parse import SEPARATOR, format_duration, format_timestamp
 from hpcmoe.slurm.places import WAITING_FORMAT, QueuePlace, places_among
 
 # When the processes of a requeued job are gone, Slurm sets StartTime to cred_expire + 1 s ahead, unless it is in the future
@@ -64,6 +64,7 @@ __all__ = [
     "queue_of_user",
     "requeue",
     "sacct",
+    "set_time_limit",
     "show_ending",
     "show_job",
     "squeue",
@@ -172,17 +173,23 @@ def requeue(job_id: str) -> None:
     run_or_reject(["scontrol", "requeue", job_id])
 
 
-def start_soon(job_id: str) -> bool:
+def start_soon(job_id: str, not_before: float | None = None) -> bool:
     """Lift the hold after a requeue (121 s by default). True when Slurm took it; the owner may do this.
 
-    It starts some seconds ahead, never at once; see HOLD_WHILE_COMPLETING_S and HOLD_WHEN_PENDING_S.
+    It starts some seconds ahead, never at once; see HOLD_WHILE_COMPLETING_S and HOLD_WHEN_PENDING_S. ``not_before``: epoch s;
+    the job is put off until then instead.
     """
     facts = show_job(job_id)
     if facts is None:
         return False
     hold = HOLD_WHEN_PENDING_S if facts.state == "PENDING" else HOLD_WHILE_COMPLETING_S
-    start = format_timestamp(time.time() + hold)
+    start = format_timestamp(max(time.time() + hold, not_before or 0.0))
     return run(["scontrol", "update", f"JobId={job_id}", f"StartTime={start}"]).rc == 0
+
+
+def set_time_limit(job_id: str, seconds: float) -> bool:
+    """Change the job's time limit, which its owner may make shorter. True when Slurm took it."""
+    return run(["scontrol", "update", f"JobId={job_id}", f"TimeLimit={format_duration(seconds)}"]).rc == 0
 
 
 def cancel(job_ids: Sequence[str]) -> None:

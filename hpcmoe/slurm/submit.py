@@ -15,7 +15,7 @@ from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError, SlurmRejected, SlurmUnreachable, run_or_reject, scrubbed
 from hpcmoe.slurm.directives import check_carries, read_directives
 from hpcmoe.slurm.facts import QueueRow
-from hpcmoe.slurm.parse import parse_submitted
+from hpcmoe.slurm.parse import format_timestamp, parse_submitted
 
 # sbatch itself tries 15 times, a few seconds apart, when the controller asks it to.
 SBATCH_TIMEOUT_S = 180.0
@@ -35,6 +35,11 @@ def token_mark(token: str) -> str:
 def comment_with(token: str, own: str | None) -> str:
     """The job's comment: the user's own, then the token."""
     return f"{own} {token_mark(token)}" if own else token_mark(token)
+
+
+def begin_flag(not_before: float | None) -> list[str]:
+    """sbatch's flag for a start no earlier than this (epoch s); none for a time that has passed."""
+    return [f"--begin={format_timestamp(not_before)}"] if not_before is not None and not_before > time.time() else []
 
 
 def sbatch(script: Path, extra_args: Sequence[str] = (), token: str = "") -> str:

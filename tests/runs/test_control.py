@@ -38,7 +38,7 @@ def test_a_job_that_only_has_the_same_id_is_left_alone(
 ) -> None:
     older = QueueRow("7", "RUNNING", "None", time.time() - 9000, None, None, 1, "n1", "me", "other", "")
     monkeypatch.setattr(client, "squeue", lambda ids: {"7": older})
-    monkeypatch.setattr("hpcmoe.runs.observe.YOUNG_JOB_S", -1.0)
+    monkeypatch.setattr("hpcmoe.runs.life.YOUNG_JOB_S", -1.0)
     assert cancel(run).state == "CANCELLED"
     assert cancelled == []
 

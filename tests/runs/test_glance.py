@@ -58,7 +58,7 @@ def test_a_glance_says_what_the_whole_journal_says(events: list[dict[str, Any]],
     assert (seen[0].state, seen[0].reason, seen[0].last_known) == (seen[1].state, seen[1].reason, seen[1].last_known)
     brief, story = glance(seen[0], NOW), seen[1].as_json(NOW)
     assert (brief.attempt_count, brief.gpu_hours) == (len(story["attempts"]), pytest.approx(story["gpu_hours"]))
-    assert seen[0].record.supervisor_tries == seen[1].record.supervisor_tries
+    assert seen[0].record.life == seen[1].record.life
 
 
 def test_of_a_row_of_checkpoints_the_newest_whole_one_is_read() -> None:

@@ -1,89 +1,253 @@
-"""Why an attempt ended, and what follows: the life cycle as tables."""
+"""The life of a run as a reducer: for every order in which things may happen, nothing is lost, left or done twice."""
 
-import dataclasses
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcmoe.runs.lifecycle import (
-    Cause,
-    Ending,
-    Step,
-    attempts_without_progress,
-    cause_of,
-    cause_of_record,
-    decide,
-    give_up_reason,
-)
-from hpcmoe.runs.story import Attempt
+from hpcmoe.runs.ending import Cause, Ending, cause_of
+from hpcmoe.runs.journal import Event
+from hpcmoe.runs.life import JobView, Life, fold, standing, step
+from hpcmoe.runs.lifecycle import MOST_TRIES, SUBMISSION_S, Arrival, Decision, Departure, Happening, Look, Step, decide, react
+from hpcmoe.slurm.states import ALIVE, ENDED
 
 NOW = 1_000_000.0
+JOBS = ["7", "8", "9_3"]
+
+
+def event(name: str, **fields: Any) -> Event:
+    return {"t": NOW, "event": name, "attempt": None, **fields}
+
+
+def start(job: str, restart: int = 0) -> Event:
+    return event("attempt_started", attempt=f"{job}.{restart}", job_id=job, restart=restart)
+
+
+def end(job: str, restart: int = 0, cause: str = "crashed") -> Event:
+    return event("attempt_ended", attempt=f"{job}.{restart}", cause=cause)
+
+
+def submitted(job: str, how: str = "submit") -> Event:
+    return event("submitted", job_id=job, how=how)
+
+
 QUIET = Ending(now=NOW, verdict=None, rc=0, heard=frozenset(), cancel_requested=False, stop_lead_s=120.0)
 
 
-def ending(**changes: object) -> Ending:
-    return dataclasses.replace(QUIET, **changes)  # type: ignore[arg-type]
+def ending(**changes: Any) -> Ending:
+    return replace(QUIET, **changes)
 
 
-def heard(*names: str) -> frozenset[str]:
-    return frozenset(names)
+jobs, restarts = st.sampled_from(JOBS), st.integers(0, 2)
+hows = st.sampled_from(["submit", "sweep", "successor", "supervisor", "resume"])
+lines = st.one_of(
+    st.builds(start, jobs, restarts),
+    st.builds(end, jobs, restarts),
+    st.builds(submitted, jobs, hows),
+    st.builds(
+        lambda how, n, again: event("submitting", how=how, token=f"run-{n}", writer=str(n), again=again),
+        hows,
+        restarts,
+        st.booleans(),
+    ),
+    st.builds(
+        lambda name: event(name, reason="no"), st.sampled_from(["submit_refused", "submit_failed", "stranded", "a new word"])
+    ),
+    st.builds(lambda state: event("finished", state=state, reason=None), st.sampled_from(["COMPLETED", "FAILED", "CANCELLED"])),
+    st.builds(lambda a, b: event("ghost", job_id=a, holder=b), jobs, jobs),
+    st.just(event("rested", state="STOPPED", reason="asked")),
+    st.just(event("cancel_requested")),
+    st.just(event("first_step")),
+    st.just(event("requeued", job_id="7", by="slurm")),
+    st.just(event("put_off", job_id="7", until=NOW + 9)),
+)
+views = st.builds(
+    JobView,
+    state=st.sampled_from([*sorted(ALIVE | ENDED), "UNKNOWN", None]),
+    reason=st.sampled_from([None, "BeginTime", "Priority"]),
+    start=st.sampled_from([None, NOW, NOW + 90]),
+    reachable=st.booleans(),
+)
+looks = st.builds(Look, views, st.floats(NOW, NOW + 2 * SUBMISSION_S), st.booleans())
+endings = st.builds(
+    Ending,
+    now=st.just(NOW),
+    verdict=st.just(None),
+    rc=st.just(0),
+    heard=st.just(frozenset[str]()),
+    cancel_requested=st.booleans(),
+    stop_lead_s=st.just(1.0),
+    job_state=st.sampled_from([None, "COMPLETING", "RUNNING"]),
+    requeueing=st.booleans(),
+)
+reasons = st.sampled_from([None, "enough"])
+departures = st.builds(
+    Departure, jobs, st.sampled_from(list(Cause)), endings, st.sampled_from(["slurm", "local"]), reasons, reasons, reasons
+)
+happenings: st.SearchStrategy[list[Any]] = st.lists(
+    st.one_of(lines, looks, st.builds(Arrival, jobs, reasons, reasons), departures), max_size=20
+)
+
+
+def live(story: list[Happening]) -> list[tuple[Life, Happening, tuple[Decision, ...], Life]]:
+    """Each happening with the life before it, what was decided, and the life after it."""
+    lived, life = [], Life()
+    for happening in story:
+        after, decisions = react(life, happening)
+        lived.append((life, happening, decisions, after))
+        life = after
+    return lived
+
+
+@given(happenings)
+def test_no_attempt_is_lost(story: list[Happening]) -> None:
+    started = [
+        happening["attempt"] for happening in story if isinstance(happening, dict) and happening["event"] == "attempt_started"
+    ]
+    lived = live(story)
+    life = lived[-1][3] if lived else Life()
+    assert life.attempts == tuple(dict.fromkeys(started))
+    assert life.open <= set(started)
+
+
+@given(happenings)
+def test_a_terminal_state_is_left_only_by_its_users_resume(story: list[Happening]) -> None:
+    for before, happening, _, after in live(story):
+        if not before.finished or after.ended == before.ended:
+            continue
+        assert isinstance(happening, dict)
+        resumed = happening if happening["event"] == "submitted" else before.intent
+        assert resumed is not None
+        assert resumed["how"] == "resume"
+
+
+@given(happenings)
+def test_after_the_end_nothing_is_started_or_brought_back(story: list[Happening]) -> None:
+    for before, happening, decisions, _ in live(story):
+        if before.ended is None:
+            continue
+        steps = {decision.step for decision in decisions}
+        assert not steps & {Step.SUBMIT, Step.COME_BACK, Step.SLURM_BRINGS_BACK, Step.LIFT_HOLD}
+        if Step.START in steps:  # the job of a resume whose outcome was not written yet
+            assert isinstance(happening, Arrival)
+            assert before.intent is not None
+            assert before.intent["how"] == "resume"
+
+
+@given(happenings)
+def test_no_submission_is_decided_twice(story: list[Happening]) -> None:
+    """Between two decisions to submit lies a line that tells what became of the first, or the second one looks for its job."""
+    told = {"submitted", "submit_refused", "submit_failed", "attempt_started", "submitting"}
+    waiting: str | None = None
+    for _, happening, decisions, _ in live(story):
+        if isinstance(happening, dict) and happening["event"] in told:
+            waiting = None
+        for decision in decisions:
+            if decision.step is Step.SUBMIT:
+                assert waiting is None
+                waiting = decision.token
+
+
+@given(st.lists(lines, max_size=15), looks)
+def test_after_a_supervisor_that_was_killed_while_submitting_the_next_one_looks_for_the_job(
+    story: list[Event], look: Look
+) -> None:
+    life = step(fold(story), event("submitting", how="supervisor", token="run-77", writer="dead", again=True))
+    for decision in react(life, look)[1]:
+        if decision.step is Step.SUBMIT:
+            assert (decision.token, decision.look_first) == ("run-77", True)
+            assert look.writer_gone or look.now - NOW >= SUBMISSION_S
+
+
+@given(st.lists(lines, max_size=15), views)
+def test_silence_changes_nothing_and_decides_nothing(story: list[Event], job: JobView) -> None:
+    life = fold(story)
+    assert react(life, Look(replace(job, reachable=False), NOW + 9999)) == (life, ())
+
+
+@given(st.lists(lines, max_size=15), st.sampled_from([None, "UNKNOWN"]))
+def test_absence_is_no_success_and_no_reason_to_submit(story: list[Event], state: str | None) -> None:
+    life = fold(story)
+    found = standing(life, JobView(state), NOW + 9999)
+    if life.ended is None:
+        assert found.state not in ("COMPLETED", "FAILED")
+    if life.stranded is None:
+        assert Step.SUBMIT not in {decision.step for decision in react(life, Look(JobView(state), NOW + 9999))[1]}
+
+
+@given(st.lists(lines, max_size=15), views)
+def test_the_runs_own_result_beats_the_scheduler(story: list[Event], job: JobView) -> None:
+    life = fold(story)
+    if life.ended is not None:
+        assert standing(life, job, NOW).state == life.ended["state"]
+        assert react(life, Look(job, NOW))[1] == ()
+
+
+@given(happenings)
+def test_a_cancelled_run_is_not_brought_back(story: list[Happening]) -> None:
+    for before, happening, decisions, _ in live(story):
+        if before.cancel_requested and not isinstance(happening, Departure):
+            assert not {decision.step for decision in decisions} & {Step.SUBMIT, Step.COME_BACK}
+
+
+@given(happenings)
+def test_only_the_job_that_carries_the_run_brings_it_back(story: list[Happening]) -> None:
+    for before, happening, decisions, _ in live(story):
+        if isinstance(happening, Departure) and before.job_id not in (None, happening.job_id):
+            assert all(decision.state == "COMPLETED" for decision in decisions)
+
+
+@given(st.lists(lines, max_size=15), looks)
+def test_a_supervisor_tires_of_submissions_that_lead_nowhere(story: list[Event], look: Look) -> None:
+    life = fold([*story, *(submitted("8", "supervisor") for _ in range(MOST_TRIES))])
+    assert Step.SUBMIT not in {decision.step for decision in react(life, look)[1]}
 
 
 @pytest.mark.parametrize(
-    ("facts", "cause"),
+    ("story", "job", "decision"),
     [
-        # the ranks' own word comes first, whatever was heard while they finished
-        (ending(verdict="completed", heard=heard("TERM"), job_state="RUNNING", preempt_time=NOW - 3), Cause.COMPLETED),
-        (ending(verdict="stopped"), Cause.STOPPED),
-        (ending(verdict="failed", rc=2), Cause.FAILED),
-        # preemption with grace: the job still RUNS, and only PreemptTime tells
-        (ending(verdict="leave", job_state="RUNNING", preempt_time=NOW - 2), Cause.PREEMPTED),
-        (ending(verdict=None, rc=137, job_state="RUNNING", preempt_time=NOW - 9), Cause.PREEMPTED),
-        # preemption without grace
-        (ending(verdict="leave", heard=heard("TERM"), job_state="PREEMPTED"), Cause.PREEMPTED),
-        # the time limit: USR1 to the batch shell within the lead (and up to 60 s early)
-        (ending(verdict="leave", heard=heard("USR1"), job_state="RUNNING", end_time=NOW + 100), Cause.TIME_LIMIT),
-        (ending(verdict="leave", heard=heard("USR1"), job_state="RUNNING", end_time=NOW + 3600), Cause.SIGNALLED),
-        (ending(verdict=None, rc=143, job_state="TIMEOUT"), Cause.TIME_LIMIT),
-        # a user's cancel, with our verb or with plain scancel
-        (ending(verdict="leave", heard=heard("TERM"), job_state="CANCELLED"), Cause.CANCELLED),
-        (ending(verdict="leave", heard=heard("TERM"), cancel_requested=True), Cause.CANCELLED),
-        # an administrator's requeue
-        (ending(verdict="leave", heard=heard("TERM"), job_state="PENDING", requeueing=True), Cause.REQUEUED),
-        # nothing heard, nobody asked: a crash
-        (ending(verdict=None, rc=137, job_state="RUNNING"), Cause.CRASHED),
-        (ending(verdict=None, rc=0, job_state="RUNNING"), Cause.CRASHED),
-        (ending(verdict=None, rc=1, job_state="OUT_OF_MEMORY"), Cause.OUT_OF_MEMORY),
-        (ending(verdict=None, rc=1, job_state="NODE_FAIL"), Cause.NODE_FAILURE),
-        # the watchdog's word, unless somebody asked for the end too
-        (ending(verdict=None, rc=75, hung=True, job_state="RUNNING"), Cause.HANG),
-        (ending(verdict=None, rc=75, hung=True, heard=heard("TERM")), Cause.HANG),
-        (ending(verdict=None, rc=75, hung=True, job_state="RUNNING", preempt_time=NOW - 9), Cause.PREEMPTED),
-        (ending(verdict="completed", rc=75, hung=True), Cause.COMPLETED),
-        # Slurm cannot be asked, yet a signal was heard
-        (ending(verdict="leave", heard=heard("TERM")), Cause.SIGNALLED),
+        ([submitted("7"), start("7")], JobView("FAILED"), Step.SUBMIT),
+        ([submitted("7"), start("7"), end("7"), event("stranded", reason="no")], JobView("FAILED"), Step.SUBMIT),
+        ([submitted("7"), start("7"), end("7"), event("stranded", reason="no")], JobView("COMPLETING"), None),
+        ([submitted("7"), start("7")], JobView("CANCELLED"), Step.FINISH),
+        ([submitted("7"), start("7"), event("cancel_requested")], JobView("COMPLETED"), Step.FINISH),
+        ([submitted("7"), event("requeued")], JobView("PENDING", "BeginTime", NOW + 90), Step.LIFT_HOLD),
+        # Slurm requeued it for a node that failed, and nobody was left to journal it
+        ([submitted("7"), start("7")], JobView("PENDING", "BeginTime", NOW + 90), Step.LIFT_HOLD),
+        ([submitted("7"), event("requeued")], JobView("PENDING", "BeginTime", NOW + 5), None),  # lifted already
+        ([submitted("7"), event("requeued"), event("put_off", until=NOW + 90)], JobView("PENDING", "BeginTime", NOW + 90), None),
+        ([submitted("7")], JobView("PENDING", "BeginTime", NOW + 90), None),  # the user's own --begin
+        # Slurm said no a moment ago
+        ([submitted("7"), event("submitting", token="r-1"), event("submit_refused")], JobView("FAILED"), None),
+        ([submitted("7"), event("submitting", token="r-1", writer="x")], JobView("FAILED"), None),  # is being submitted
+        # a ghost left: the run is still the first job's
+        ([submitted("7"), start("7"), submitted("8"), event("ghost", job_id="8", holder="7")], JobView("RUNNING"), None),
     ],
 )
-def test_the_cause_of_an_ending(facts: Ending, cause: Cause) -> None:
-    assert cause_of(facts) is cause
+def test_what_a_look_from_a_login_node_calls_for(story: list[Event], job: JobView, decision: Step | None) -> None:
+    decisions = react(fold(story), Look(job, NOW + 1))[1]
+    assert [found.step for found in decisions] == ([] if decision is None else [decision])
 
 
-@pytest.mark.parametrize(
-    ("state", "cancelled", "cause"),
-    [
-        ("PREEMPTED", False, Cause.PREEMPTED),
-        ("NODE_FAIL", False, Cause.NODE_FAILURE),
-        ("TIMEOUT", False, Cause.TIME_LIMIT),
-        ("REQUEUED", False, Cause.REQUEUED),
-        ("FAILED", False, Cause.CRASHED),
-        ("COMPLETED", False, Cause.CRASHED),  # Slurm's COMPLETED is not ours: no verdict was left
-        (None, False, Cause.UNKNOWN),
-        ("FAILED", True, Cause.CANCELLED),
-    ],
-)
-def test_the_cause_of_an_attempt_that_left_no_word(state: str | None, cancelled: bool, cause: Cause) -> None:
-    assert cause_of_record(state, cancelled) is cause
+def test_of_two_that_begin_to_submit_at_once_the_first_counts() -> None:
+    life = fold([submitted("7"), event("submitting", token="r-1", writer="a"), event("submitting", token="r-1", writer="b")])
+    assert life.intent is not None
+    assert life.intent["writer"] == "a"
+
+
+def test_the_job_of_a_lost_answer_tells_of_itself_when_it_starts() -> None:
+    life = fold([submitted("7"), start("7"), end("7"), event("submitting", token="r-0", how="supervisor"), start("8")])
+    assert (life.intent, life.job_id) == (None, "8")
+    assert life.token("r") == "r-1"
+
+
+def test_a_rested_run_stays_so_when_an_administrator_requeues_its_job() -> None:
+    life = fold([submitted("7"), start("7"), end("7", cause="stopped"), event("rested", state="STOPPED", reason="asked")])
+    assert react(life, Arrival("7"))[1][0].step is Step.LEAVE
 
 
 @pytest.mark.parametrize(
@@ -112,38 +276,9 @@ def test_what_follows(cause: Cause, scheduler: str, requeueing: bool, step: Step
 
 
 def test_a_job_that_somebody_ends_is_not_brought_back_when_it_could_be_a_cancel() -> None:
-    facts = ending(verdict="leave", heard=heard("TERM"), job_state="COMPLETING")
+    facts = ending(verdict="leave", heard=frozenset({"TERM"}), job_state="COMPLETING")
     decision = decide(cause_of(facts), facts, None, None, "slurm")
     assert (decision.step, decision.state) == (Step.REST, "STOPPED")
-
-
-def attempt(number: int, cause: str | None, saved: int | None = None) -> Attempt:
-    return Attempt(f"7.{number}", "7", number, float(number), ended=number + 0.5, cause=cause, saved_step=saved, detail=None)
-
-
-def test_three_crashes_without_a_new_checkpoint_are_enough() -> None:
-    attempts = [attempt(0, "preempted", 10), attempt(1, "crashed"), attempt(2, "crashed", 10), attempt(3, "crashed")]
-    assert attempts_without_progress(attempts) == 3
-    reason = give_up_reason(attempts, 3)
-    assert reason is not None
-    assert "no progress in 3 attempts" in reason
-
-
-def test_a_time_limit_too_short_to_start_uses_up_the_budget_and_one_that_lets_it_step_does_not() -> None:
-    starved = [attempt(number, "time_limit") for number in range(3)]
-    assert attempts_without_progress(starved) == 3
-    assert attempts_without_progress([dataclasses.replace(one, first_step=1, last_step=4) for one in starved]) == 0
-
-
-def test_a_new_checkpoint_gives_a_new_budget() -> None:
-    attempts = [attempt(0, "crashed", 10), attempt(1, "crashed", 20), attempt(2, "crashed", 30)]
-    assert attempts_without_progress(attempts) == 0
-    assert give_up_reason(attempts, 1) is None
-
-
-@given(st.lists(st.sampled_from(["preempted", "requeued", "signalled", "node_failure"]), max_size=30))
-def test_being_sent_away_never_uses_up_the_budget(causes: list[str]) -> None:
-    assert give_up_reason([attempt(number, cause) for number, cause in enumerate(causes)], 1) is None
 
 
 @given(

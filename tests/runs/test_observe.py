@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from hpcmoe.runs.observe import JobView, observe, view
+from hpcmoe.runs.life import JobView
+from hpcmoe.runs.observe import observe, view
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import Record
 from hpcmoe.slurm import client

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from hpcmoe.config.compose import load
+from hpcmoe.config.freeze import freeze
+from hpcmoe.config.validate import validate
 from hpcmoe.runs import supervise
 from hpcmoe.runs.journal import Journal
 from hpcmoe.runs.rundir import RunDir
@@ -47,13 +50,14 @@ def test_a_run_of_a_sweep_is_helped_while_an_earlier_one_still_runs(
     long, stranded = submitted(tmp_path, "long", "7_0"), submitted(tmp_path, "stranded", "7_1")
     queue |= {"7_0": "RUNNING", "7_1": "FAILED"}
 
-    def resume(run: RunDir, how: str) -> str:
-        assert (run.run_id, how) == ("stranded", "supervisor")
+    def submit_run(run: RunDir, config: Any, how: str, until: float | None) -> str:
+        assert (run.run_id, how, until) == ("stranded", "supervisor", None)
         finish(stranded, "COMPLETED", None)
         finish(long, "COMPLETED", None)
         return "8"
 
-    monkeypatch.setattr(supervise, "resume", resume)
+    freeze(validate(load(["cluster=testbed"])), stranded.config)
+    monkeypatch.setattr("hpcmoe.runs.create.submit_run", submit_run)
     said: list[str] = []
     views = supervise.supervise_all([long, stranded], said.append)
     assert [(view.record.run.run_id, view.state) for view in views] == [("long", "COMPLETED"), ("stranded", "COMPLETED")]

@@ -45,7 +45,7 @@ class HpcmoeSlurmExecutor(SlurmExecutor):
     def submit_run(self, spec: JobSpec) -> list[str]:
         """Submit a run, or an array of runs. Returns a job id for each run: ``["123"]``, or ``["123_0", "123_1"]``."""
         write_scripts(spec)
-        job_id = sbatch(spec.script, token=spec.token)
+        job_id = sbatch(spec.script, spec.sbatch_args, spec.token)
         return [f"{job_id}_{task}" for task in range(len(spec.run_dirs))] if spec.is_array else [job_id]
 
     # ---- submitit's API for plain callables ---------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from hpcmoe.runs.create import create_run, journal_submitted
 from hpcmoe.runs.jobspec import JobSpec, render
 from hpcmoe.runs.journal import Journal
 from hpcmoe.runs.rundir import RunDir
+from hpcmoe.runs.submission import begin
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError, SlurmUnreachable
 from hydra_plugins.hpcmoe_launchers import executor_for
@@ -115,7 +116,10 @@ def _submit_batch(batch: Sequence[Point], sweep_dir: Path, done: int) -> dict[in
     runs = [create_run(point.config, list(point.overrides)) for point in batch]
     part = _free_part(sweep_dir)
     name = f"hpcmoe-{sweep_dir.name}" if len(runs) > 1 else f"hpcmoe-{runs[0].run_id}"
-    spec = _spec(runs, config, config.slurm.job_name or name, f"{runs[0].run_id}-0", sweep_dir, part)
+    token = f"{runs[0].run_id}-0"
+    spec = _spec(runs, config, config.slurm.job_name or name, token, sweep_dir, part)
+    for task, run in enumerate(runs):
+        begin(run, token, "sweep", task=task if spec.is_array else None)
     try:
         job_ids = executor.submit_run(spec)
     except (SlurmError, UserError) as error:

@@ -1,0 +1,109 @@
+"""What a login node does for a run that Slurm would leave alone: lift a hold, submit it again, close it. For wait and supervise.
+
+The decisions are hpcmoe.runs.lifecycle's. Safe to run twice at once: see hpcmoe.runs.submission.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hpcmoe.errors import UserError
+from hpcmoe.runs.arrive import close_silent_attempts
+from hpcmoe.runs.budget import budgets_of, give_up_reason, not_before, spent_reason
+from hpcmoe.runs.journal import Journal
+from hpcmoe.runs.lastwords import last_lines
+from hpcmoe.runs.lifecycle import Decision, Look, Step, react
+from hpcmoe.runs.observe import RunView, observe
+from hpcmoe.runs.rundir import RunDir
+from hpcmoe.runs.store import finish, read_record
+from hpcmoe.runs.submission import submission_lock, writer_gone
+from hpcmoe.slurm import client
+from hpcmoe.slurm.command import SlurmError
+
+Deed = dict[str, Any]  # what was done, for people and for --json: run_id, did, text, ...
+
+
+def help_on(seen: RunView, tell: Callable[[Deed], None]) -> bool:
+    """Do what ``seen`` calls for. False when the run cannot be brought back, and the user must look at it.
+
+    What is not asked of Slurm alone is decided anew, on a fresh look, while the run's submission lock is held.
+    """
+    run = seen.record.run
+    decision = _decision(seen)
+    if decision is None:
+        return True
+    if decision.step is Step.LIFT_HOLD:
+        _lift_hold(seen, tell)
+        return True
+    with submission_lock(run) as mine:
+        if not mine:
+            return True  # another supervisor is at it
+        now = observe([read_record(run)])[0]
+        decision = _decision(now)
+        return decision is None or _act(decision, run, tell)
+
+
+def _decision(seen: RunView) -> Decision | None:
+    life = seen.record.life
+    look = Look(seen.job, time.time(), writer_gone(life, seen.job))
+    return next(iter(react(life, look, seen.record.run.run_id)[1]), None)
+
+
+def _act(decision: Decision, run: RunDir, tell: Callable[[Deed], None]) -> bool:
+    def told(did: str, text: str, **facts: Any) -> None:
+        tell({"run_id": run.run_id, "did": did, "text": f"run {run.run_id} {text}", **facts})
+
+    match decision.step:
+        case Step.SUBMIT:
+            return _submit(decision, run, told)
+        case Step.REST:
+            Journal(run.journal).append("rested", state=decision.state, reason=decision.reason)
+            told("rested", f"stopped ({decision.reason}), and is left for you to look at")
+            return False
+        case Step.FINISH:
+            assert decision.state is not None
+            close_silent_attempts(run, None)
+            finish(run, decision.state, decision.reason)
+            told("finished", f"is {decision.state}: {decision.reason}")
+    return True
+
+
+def _submit(decision: Decision, run: RunDir, told: Callable[..., None]) -> bool:
+    """Submit the run, unless its budgets say no."""
+    from hpcmoe.config.freeze import load_frozen
+    from hpcmoe.runs.create import counted_gpus, submit_run
+
+    close_silent_attempts(run, None)
+    record = read_record(run)
+    config = load_frozen(run.config)
+    budgets = budgets_of({"resilience": vars(config.resilience)}, record.life.max_gpu_hours)
+    give_up = give_up_reason(record.attempts_since_resume, budgets)
+    if give_up is not None:
+        said = last_lines(run, record.attempts[-1].attempt)
+        finish(run, "FAILED", give_up, last_lines=said)
+        told("finished", f"is FAILED: {give_up}")
+        return False
+    spent = spent_reason(record.attempts, budgets, time.time(), counted_gpus(config))
+    if spent is not None:
+        return _act(Decision(Step.REST, "STOPPED", spent), run, lambda deed: told(deed["did"], f"stopped ({spent})"))
+    try:
+        job_id = submit_run(run, config, how="supervisor", until=not_before(record.attempts_since_resume, budgets))
+    except UserError as error:
+        told("not_submitted", f"stopped ({decision.reason}) and cannot be brought back: {error}", problem=str(error))
+        return False
+    told("submitted", f"stopped ({decision.reason}); submitted again as job {job_id}", job_id=job_id, reason=decision.reason)
+    return True
+
+
+def _lift_hold(seen: RunView, tell: Callable[[Deed], None]) -> None:
+    """Start a requeued job soon instead of after Slurm's credential lifetime."""
+    run, job_id = seen.record.run, seen.record.job_id
+    assert job_id is not None
+    with contextlib.suppress(SlurmError):
+        if client.start_soon(job_id):
+            Journal(run.journal).append("hold_lifted", job_id=job_id)
+            text = f"run {run.run_id}: the hold after the requeue is lifted"
+            tell({"run_id": run.run_id, "did": "hold_lifted", "text": text, "job_id": job_id})

@@ -1,0 +1,86 @@
+"""Submitting a run's next job once, whoever does it: a lock in the run directory, and the intent in the journal before the job.
+
+An intent whose outcome nobody wrote (its writer died between sbatch and the journal) keeps its token, and the next one to submit
+looks for the job first. The journal alone decides where file locks do not reach over the file system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcmoe.runs.journal import Journal, read_journal
+from hpcmoe.runs.life import JobView, Life, fold
+from hpcmoe.runs.lifecycle import SUBMISSION_S
+from hpcmoe.runs.place import process_start_ticks
+from hpcmoe.runs.rundir import RunDir
+from hpcmoe.slurm.states import is_ended
+
+LOCK_LOOK_S = 0.2
+# What a file system says that has no such locks (Lustre without -o flock, some FUSE mounts).
+NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, wait_s: float = 0.0) -> Iterator[bool]:
+    """Hold ``path`` locked; yields False when another process does for longer than ``wait_s``. A dead process's lock is free.
+
+    Where the file system has no locks it yields True: what it guards must not rest on the lock alone.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        yield _locked(fd, time.monotonic() + wait_s)
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int, deadline: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                return True
+            raise
+        time.sleep(LOCK_LOOK_S)
+
+
+def submission_lock(run: RunDir, wait_s: float = 0.0) -> contextlib.AbstractContextManager[bool]:
+    """Held around looking at a run, deciding to submit it, and submitting it."""
+    return file_lock(run.path / ".submission.lock", wait_s)
+
+
+def begin(run: RunDir, token: str, how: str, attempt: str | None = None, task: int | None = None, again: bool = False) -> bool:
+    """Journal that this process is about to submit the run; False when another one's intent came first.
+
+    ``task``: the run's place in the array that is submitted; ``again``: the intent in the journal is an orphan.
+    """
+    writer = f"{os.uname().nodename}:{os.getpid()}:{process_start_ticks(os.getpid())}:{secrets.token_hex(3)}"
+    Journal(run.journal, attempt).append("submitting", token=token, how=how, task=task, writer=writer, again=again)
+    intent = fold(read_journal(run.journal)).intent
+    return intent is not None and intent["writer"] == writer
+
+
+def writer_gone(life: Life, job: JobView) -> bool:
+    """Whether the process that began the submission in the journal is known to be gone. ``job``: the one that carries the run."""
+    if life.intent is None:
+        return False
+    if life.intent.get("attempt") is not None:  # it was the job itself, which submitted its successor
+        return job.state is not None and is_ended(job.state)
+    host, pid, ticks = str(life.intent.get("writer", "::")).split(":")[:3]
+    return host == os.uname().nodename and str(process_start_ticks(int(pid))) != ticks
+
+
+def being_submitted(life: Life, job: JobView, now: float) -> bool:
+    """Somebody, who may be alive, is submitting the run in this moment."""
+    return life.intent is not None and now - life.intent["t"] < SUBMISSION_S and not writer_gone(life, job)
