@@ -15,12 +15,14 @@ from hpcmoe.config.freeze import to_plain, to_yaml
 from hpcmoe.config.names import schema_keys, unknown_key
 from hpcmoe.config.validate import validate
 from hpcmoe.errors import UserError
+from hpcmoe.runs.estimate import confirm, estimate_gpu_hours
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
     from hydra.types import RunMode
 
     from hpcmoe.config.schema import Config
+    from hpcmoe.planner.plan import Plan
 
 
 USAGE = """\
@@ -28,6 +30,7 @@ usage: hpcmoe submit [OVERRIDES] [FLAGS]
 
 Starts a run, or with -m a sweep of runs. Overrides are Hydra's: group=option, key=value, +key=value, ~key.
 
+  --yes              do not ask before a costly submission (resilience.ask_above_gpu_hours)
   --wait             follow the run and exit with its result; with -m, follow all runs and exit with the worst
   --dry-run          print the job script and the resolved config; submit nothing
   --json             one JSON document on stdout; messages go to stderr
@@ -57,25 +60,29 @@ def main(argv: list[str]) -> int:
             return 0
         composed = hydra.compose_config(args.config_name, args.overrides, run_mode=_run_mode(), with_log_configuration=False)
     config = validate(to_config(composed))
-    expected = _plan(config)
+    plan = _plan(config)
     if args.dry_run:
         preview({"": config}, args.json)
         return 0
-    if expected:
-        print(expected, file=sys.stderr if args.json else sys.stdout)
+    if plan is not None:
+        from hpcmoe.planner.check import summary
+
+        print(summary(plan), file=sys.stderr if args.json else sys.stdout)
+    hours = estimate_gpu_hours(config, plan.tokens_per_s if plan is not None else None)
+    confirm([hours], config.resilience.ask_above_gpu_hours, args.yes)
     return _submit(config, args)
 
 
-def _plan(config: Config) -> str | None:
-    """Let the planner refuse what cannot run and fill in the queue; what it expects, in words.
+def _plan(config: Config) -> Plan | None:
+    """Let the planner refuse what cannot run and fill in the queue; what it expects.
 
     Where nothing is known of a machine's memory and queues it has nothing to refuse, and its import is not waited for.
     """
     if config.cluster.gpu.mem_gib is None and not config.cluster.qos:
         return None
-    from hpcmoe.planner.check import prepare, summary
+    from hpcmoe.planner.check import prepare
 
-    return summary(prepare(config))
+    return prepare(config)
 
 
 def _run_mode() -> RunMode:
@@ -92,10 +99,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Hydra's own command line, and our three flags."""
+    """Hydra's own command line, and our flags."""
     from hydra._internal.utils import get_args_parser
 
     parser = _Parser(prog="hpcmoe submit", add_help=False, parents=[get_args_parser()])
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask before a costly submission")
     parser.add_argument("--wait", action="store_true", help="follow the run and exit with its result")
     parser.add_argument("--dry-run", action="store_true", help="print the job script and the resolved config; submit nothing")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout; messages go to stderr")

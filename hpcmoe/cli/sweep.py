@@ -51,6 +51,8 @@ def _sweep(args: argparse.Namespace, directory: Path, dry_run: bool = False) -> 
     own = [_override(SWEEP_DIR, str(directory))] if dry_run or not _given(args.overrides) else []
     if dry_run:
         own.append("hydra.launcher.dry_run=true")
+    if args.yes:
+        own.append("hydra.launcher.yes=true")
     with opened_hydra(args.config_dir, args.config_path) as hydra:
         returned = hydra.multirun(args.config_name, _not_here, [*args.overrides, *own], with_log_configuration=False)
     return list(_points(returned))

@@ -15,7 +15,7 @@ from pathlib import Path
 from hpcmoe.errors import UserError
 from hpcmoe.files import read_json, write_json
 from hpcmoe.process import collect_little
-from hpcmoe.runs.budget import budgets_of, give_up_reason, spent_reason
+from hpcmoe.runs.budget import budgets_of, give_up_reason, seconds_left, spent_reason
 from hpcmoe.runs.ending import cause_of_record
 from hpcmoe.runs.journal import Journal
 from hpcmoe.runs.life import WAITING_STATES
@@ -67,13 +67,23 @@ def arrive(run: RunDir, place: Place) -> int:
 
 def may_start(record: Record, place: Place, config: dict) -> Decision:
     """START, or why this attempt does not begin."""
-    budgets = budgets_of(config, record.life.max_gpu_hours)
-    arrival = Arrival(
-        place.job_id,
-        give_up=give_up_reason(record.attempts_since_resume, budgets),
-        spent=spent_reason(record.attempts, budgets, time.time(), gpus_of_attempt(place, config)),
-    )
+    budgets, gpus, now = budgets_of(config, record.life.max_gpu_hours), gpus_of_attempt(place, config), time.time()
+    spent = spent_reason(record.attempts, budgets, now, gpus)
+    left = seconds_left(record.attempts, budgets, now, gpus)
+    if spent is None and left is not None and place.scheduler == "slurm" and not ends_within(place.job_id, left):
+        spent = f"Slurm did not take the time limit that keeps to resilience.max_gpu_hours={budgets.max_gpu_hours:g}"
+    arrival = Arrival(place.job_id, give_up_reason(record.attempts_since_resume, budgets), spent)
     return react(record.life, arrival)[1][0]
+
+
+def ends_within(job_id: str, seconds: float) -> bool:
+    """False: the job would go on for longer, and Slurm did not shorten its time limit."""
+    try:
+        return client.end_within(job_id, seconds)
+    except SlurmError as error:
+        # nobody to ask on this node: then nobody requeues from here either, and each submission gets its own time limit
+        print(f"hpcmoe: the time limit stays as it was submitted: {error}", file=sys.stderr)
+        return True
 
 
 def leave(run: RunDir, place: Place, decision: Decision) -> int:

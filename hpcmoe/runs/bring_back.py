@@ -43,7 +43,7 @@ def help_on(seen: RunView, tell: Callable[[Deed], None]) -> bool:
             return True  # another supervisor is at it
         now = observe([read_record(run)])[0]
         decision = _decision(now)
-        return decision is None or _act(decision, run, tell)
+        return decision is None or _act(decision, now, tell)
 
 
 def _decision(seen: RunView) -> Decision | None:
@@ -52,17 +52,17 @@ def _decision(seen: RunView) -> Decision | None:
     return next(iter(react(life, look, seen.record.run.run_id)[1]), None)
 
 
-def _act(decision: Decision, run: RunDir, tell: Callable[[Deed], None]) -> bool:
+def _act(decision: Decision, seen: RunView, tell: Callable[[Deed], None]) -> bool:
+    run = seen.record.run
+
     def told(did: str, text: str, **facts: Any) -> None:
         tell({"run_id": run.run_id, "did": did, "text": f"run {run.run_id} {text}", **facts})
 
     match decision.step:
         case Step.SUBMIT:
-            return _submit(decision, run, told)
+            return _submit(decision, seen, told)
         case Step.REST:
-            Journal(run.journal).append("rested", state=decision.state, reason=decision.reason)
-            told("rested", f"stopped ({decision.reason}), and is left for you to look at")
-            return False
+            return _rest(run, str(decision.reason), told)
         case Step.FINISH:
             assert decision.state is not None
             close_silent_attempts(run, None)
@@ -71,11 +71,18 @@ def _act(decision: Decision, run: RunDir, tell: Callable[[Deed], None]) -> bool:
     return True
 
 
-def _submit(decision: Decision, run: RunDir, told: Callable[..., None]) -> bool:
+def _rest(run: RunDir, reason: str, told: Callable[..., None]) -> bool:
+    Journal(run.journal).append("rested", state="STOPPED", reason=reason)
+    told("rested", f"stopped ({reason}), and is left for you to look at")
+    return False
+
+
+def _submit(decision: Decision, seen: RunView, told: Callable[..., None]) -> bool:
     """Submit the run, unless its budgets say no."""
     from hpcmoe.config.freeze import load_frozen
     from hpcmoe.runs.create import counted_gpus, submit_run
 
+    run = seen.record.run
     close_silent_attempts(run, None)
     record = read_record(run)
     config = load_frozen(run.config)
@@ -88,9 +95,10 @@ def _submit(decision: Decision, run: RunDir, told: Callable[..., None]) -> bool:
         return False
     spent = spent_reason(record.attempts, budgets, time.time(), counted_gpus(config))
     if spent is not None:
-        return _act(Decision(Step.REST, "STOPPED", spent), run, lambda deed: told(deed["did"], f"stopped ({spent})"))
+        return _rest(run, spent, told)
+    until = not_before(record.attempts_since_resume, budgets, time.time())
     try:
-        job_id = submit_run(run, config, how="supervisor", until=not_before(record.attempts_since_resume, budgets))
+        job_id = submit_run(run, config, how="supervisor", until=until, orphan=seen.record.life.intent)
     except UserError as error:
         told("not_submitted", f"stopped ({decision.reason}) and cannot be brought back: {error}", problem=str(error))
         return False

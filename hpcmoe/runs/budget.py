@@ -86,26 +86,32 @@ def give_up_reason(attempts: Sequence[Attempt], most: int | Budgets) -> str | No
     return None
 
 
-def not_before(attempts: Sequence[Attempt], budgets: Budgets) -> float | None:
-    """Epoch seconds before which the run should not start again, or None: after failures, and when preemptions come thick.
+def not_before(attempts: Sequence[Attempt], budgets: Budgets, now: float) -> float | None:
+    """Epoch seconds (after ``now``) before which the run should not start again: after failures, and when preemptions come thick.
 
     One failure is taken for bad luck; each further one without progress doubles the wait. The start after more than
     max_preemptions_per_hour preemptions in an hour waits until that hour is over.
     """
     ended = [attempt for attempt in attempts if attempt.ended is not None]
-    if not ended:
-        return None
-    last = ended[-1]
-    assert last.ended is not None
+    until = _after_failures(attempts, ended, budgets) or _after_preemptions(ended, budgets)
+    return until if until is not None and until > now else None
+
+
+def _after_failures(attempts: Sequence[Attempt], ended: Sequence[Attempt], budgets: Budgets) -> float | None:
     failures = attempts_without_progress(attempts)
-    if Cause(last.cause or "unknown") in UNPROVOKED and failures > 1 and budgets.failure_backoff_s > 0:
-        return last.ended + min(LONGEST_BACKOFF_S, budgets.failure_backoff_s * 2.0 ** (failures - 2))
+    if not ended or Cause(ended[-1].cause or Cause.UNKNOWN) not in UNPROVOKED or failures < 2:
+        return None
+    wait = min(LONGEST_BACKOFF_S, budgets.failure_backoff_s * 2.0 ** (failures - 2))
+    return (ended[-1].ended or 0.0) + wait if wait > 0 else None
+
+
+def _after_preemptions(ended: Sequence[Attempt], budgets: Budgets) -> float | None:
     most = budgets.max_preemptions_per_hour
-    preempted = [attempt.ended for attempt in ended if attempt.cause == Cause.PREEMPTED and attempt.ended is not None]
-    if most is None or last.cause != Cause.PREEMPTED or len(preempted) <= most:
+    preempted = [attempt.ended or 0.0 for attempt in ended if attempt.cause == Cause.PREEMPTED]
+    if most is None or len(preempted) <= most or ended[-1].cause != Cause.PREEMPTED:
         return None
     oldest = preempted[-most - 1]
-    return oldest + HOUR_S if last.ended - oldest < HOUR_S else None
+    return oldest + HOUR_S if preempted[-1] - oldest < HOUR_S else None
 
 
 def gpu_hours(attempts: Sequence[Attempt], now: float) -> float:

@@ -89,7 +89,7 @@ def resume(run: RunDir, max_gpu_hours: float | None = None) -> str:
     ``max_gpu_hours``: a new ceiling over all attempts. Counts of failures start anew.
     """
     from hpcmoe.config.freeze import load_frozen
-    from hpcmoe.runs.create import submit_run
+    from hpcmoe.runs.create import being_submitted_text, submit_run
 
     with submission_lock(run, LOCK_WAIT_S) as mine:
         now = see(run)
@@ -98,12 +98,12 @@ def resume(run: RunDir, max_gpu_hours: float | None = None) -> str:
         if not now.resumable:
             raise UserError(f"run {run.run_id} is {now.state} (job {now.record.job_id}); there is nothing to resume")
         if not mine or being_submitted(now.record.life, now.job, time.time()):
-            raise UserError(f"run {run.run_id} is being submitted by another process; `hpcmoe status {run.run_id}` shows it")
+            raise UserError(being_submitted_text(run))
         close_silent_attempts(run, None)
         if max_gpu_hours is not None:
             Journal(run.journal).append("budget_raised", max_gpu_hours=max_gpu_hours)
         with _reopened(run):
-            return submit_run(run, load_frozen(run.config), how="resume")
+            return submit_run(run, load_frozen(run.config), how="resume", orphan=now.record.life.intent)
 
 
 @contextlib.contextmanager

@@ -58,25 +58,27 @@ def create_run(cfg: Config, overrides: list[str], root: Path | None = None) -> R
     return RunDir(root / run_id)
 
 
-def submit_run(run: RunDir, cfg: Config, how: str = "submit", until: float | None = None) -> str:
+def submit_run(run: RunDir, cfg: Config, how: str = "submit", until: float | None = None, orphan: Event | None = None) -> str:
     """Submit the run; returns the job id. A refusal by Slurm is a UserError, and a run that Slurm never took is removed.
 
-    ``until``: the job is not to start before (epoch s). A job that an earlier submission may have left behind, whose outcome
-    nobody wrote, is looked for first and adopted.
+    ``until``: the job is not to start before (epoch s). ``orphan``: the intent of a submission whose outcome nobody wrote, and
+    whose writer is gone; its job is looked for first, and adopted.
     """
     make_plugins_importable()
     from hydra_plugins.hpcmoe_launchers import executor_for
 
-    life = fold(read_journal(run.journal))
-    first, begun = not life.jobs and life.intent is None, False
+    first, begun = not fold(read_journal(run.journal)).jobs and orphan is None, False
     try:
-        job_id = _adopt(run, life.intent, cfg) if life.intent is not None else None
+        job_id = None if orphan is None else _adopt(orphan, cfg)
         if job_id is None:
-            life = fold(read_journal(run.journal))
-            token = life.token(run.run_id)
-            begun = begin(run, token, how, again=life.intent is not None)
+            if orphan is not None and orphan.get("task") is not None:
+                # an array's token must not come to stand for one run's job: the other runs of the sweep look for it, too
+                Journal(run.journal).append("submit_refused", reason="Slurm has no such array")
+                orphan = None
+            token = fold(read_journal(run.journal)).token(run.run_id)
+            begun = begin(run, token, how, instead_of=orphan["writer"] if orphan is not None else None)
             if not begun:
-                raise UserError(f"run {run.run_id} is being submitted by another process; `hpcmoe status {run.run_id}` shows it")
+                raise UserError(being_submitted_text(run))
             spec = replace(job_spec(run, cfg, token), sbatch_args=(*ceiling_flag(cfg, run), *begin_flag(until)))
             job_id = executor_for(cfg, run.path / "sbatch").submit_run(spec)[0]
     except SlurmUnreachable as error:
@@ -94,6 +96,10 @@ def submit_run(run: RunDir, cfg: Config, how: str = "submit", until: float | Non
     return job_id
 
 
+def being_submitted_text(run: RunDir) -> str:
+    return f"run {run.run_id} is being submitted by another process; `hpcmoe status {run.run_id}` shows it"
+
+
 def _refused(run: RunDir, first: bool, reason: str) -> None:
     if first:
         shutil.rmtree(run.path)
@@ -101,15 +107,11 @@ def _refused(run: RunDir, first: bool, reason: str) -> None:
         Journal(run.journal).append("submit_refused", reason=reason)
 
 
-def _adopt(run: RunDir, intent: Event, cfg: Config) -> str | None:
+def _adopt(intent: Event, cfg: Config) -> str | None:
     """The job of a submission whose outcome nobody wrote; None when Slurm has none. Raises SlurmUnreachable when it is silent."""
     if cfg.cluster.scheduler != "slurm":
         return None  # a process that was started has journalled its arrival
-    found = find_submitted(str(intent["token"]))
-    task = intent.get("task")
-    if found is None and task is not None:
-        # an array's token must not come to stand for one run's job: the other runs of the sweep look for it, too
-        Journal(run.journal).append("submit_refused", reason="Slurm has no such array")
+    found, task = find_submitted(str(intent["token"])), intent.get("task")
     return found if found is None or task is None else f"{found}_{task}"
 
 

@@ -68,7 +68,7 @@ def depart(run: RunDir, place: Place, rc: int, heard: frozenset[str]) -> int:
     )
     decisions = react(record.life, departure)[1]
     release_claim(run, place)
-    until = not_before(record.attempts_since_resume, budgets)
+    until = not_before(record.attempts_since_resume, budgets, time.time())
     return next((_carry_out(decision, run, place, journal, config, until) for decision in decisions), OK)
 
 

@@ -55,7 +55,8 @@ class Life:
 
     def token(self, run_id: str) -> str:
         """Names the submission that comes next; the one that was begun and may have been lost, if there is one."""
-        return str(self.intent["token"]) if self.intent is not None else f"{run_id}-{self.submissions}"
+        number = max(self.submissions, len(self.jobs))  # journals of old have no intents
+        return str(self.intent["token"]) if self.intent is not None else f"{run_id}-{number}"
 
 
 def fold(events: Iterable[Event]) -> Life:
@@ -106,10 +107,11 @@ def by_user(event: Event | None) -> bool:
 
 
 def _submitting(life: Life, event: Event) -> Life:
-    """Of two that begin at once the first counts; ``again``: whoever began is gone, or nobody knows what became of it."""
+    """Of two that begin at once the first counts; ``instead_of``: the writer of an intent that was found to be an orphan."""
     if life.intent is None:
         return replace(life, intent=event, submissions=life.submissions + 1, asked=None)
-    return replace(life, intent=event, asked=None) if event.get("again") else life
+    inherits = event.get("instead_of") is not None and event["instead_of"] == life.intent.get("writer")
+    return replace(life, intent=event, asked=None) if inherits else life
 
 
 def _submitted(life: Life, event: Event) -> Life:

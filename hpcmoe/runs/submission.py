@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hpcmoe.runs.journal import Journal, read_journal
 from hpcmoe.runs.life import JobView, Life, fold
@@ -60,13 +61,13 @@ def submission_lock(run: RunDir, wait_s: float = 0.0) -> contextlib.AbstractCont
     return file_lock(run.path / ".submission.lock", wait_s)
 
 
-def begin(run: RunDir, token: str, how: str, attempt: str | None = None, task: int | None = None, again: bool = False) -> bool:
+def begin(run: RunDir, token: str, how: str, attempt: str | None = None, **more: Any) -> bool:
     """Journal that this process is about to submit the run; False when another one's intent came first.
 
-    ``task``: the run's place in the array that is submitted; ``again``: the intent in the journal is an orphan.
+    ``more``: task=N, the run's place in the array that is submitted; instead_of=WRITER, of an intent found to be an orphan.
     """
     writer = f"{os.uname().nodename}:{os.getpid()}:{process_start_ticks(os.getpid())}:{secrets.token_hex(3)}"
-    Journal(run.journal, attempt).append("submitting", token=token, how=how, task=task, writer=writer, again=again)
+    Journal(run.journal, attempt).append("submitting", token=token, how=how, writer=writer, **more)
     intent = fold(read_journal(run.journal)).intent
     return intent is not None and intent["writer"] == writer
 

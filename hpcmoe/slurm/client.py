@@ -59,12 +59,12 @@ __all__ = [
     "QueueRow",
     "cancel",
     "cluster_facts",
+    "end_within",
     "partition_facts",
     "places",
     "queue_of_user",
     "requeue",
     "sacct",
-    "set_time_limit",
     "show_ending",
     "show_job",
     "squeue",
@@ -187,9 +187,18 @@ def start_soon(job_id: str, not_before: float | None = None) -> bool:
     return run(["scontrol", "update", f"JobId={job_id}", f"StartTime={start}"]).rc == 0
 
 
-def set_time_limit(job_id: str, seconds: float) -> bool:
-    """Change the job's time limit, which its owner may make shorter. True when Slurm took it."""
-    return run(["scontrol", "update", f"JobId={job_id}", f"TimeLimit={format_duration(seconds)}"]).rc == 0
+def end_within(job_id: str, seconds: float) -> bool:
+    """See to it that a running job ends within ``seconds``, by a shorter time limit if need be. False: Slurm did not take it.
+
+    Slurm counts time limits in whole minutes; they are rounded down here, to one at least. The owner may shorten them.
+    """
+    facts, now = show_job(job_id), time.time()
+    if facts is None or facts.start_time is None:
+        return False
+    if facts.end_time is not None and facts.end_time <= now + seconds + 1.0:
+        return True
+    limit = max(60.0, (now - facts.start_time + seconds) // 60 * 60)
+    return run(["scontrol", "update", f"JobId={job_id}", f"TimeLimit={format_duration(limit)}"]).rc == 0
 
 
 def cancel(job_ids: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpcmoe.runs.ending import Cause, Ending, cause_of
 from hpcmoe.runs.journal import Event
-from hpcmoe.runs.life import JobView, Life, fold, standing, step
+from hpcmoe.runs.life import JobView, Life, fold, standing
 from hpcmoe.runs.lifecycle import MOST_TRIES, SUBMISSION_S, Arrival, Decision, Departure, Happening, Look, Step, decide, react
 from hpcmoe.slurm.states import ALIVE, ENDED
 
@@ -49,10 +49,10 @@ lines = st.one_of(
     st.builds(end, jobs, restarts),
     st.builds(submitted, jobs, hows),
     st.builds(
-        lambda how, n, again: event("submitting", how=how, token=f"run-{n}", writer=str(n), again=again),
+        lambda how, n, orphan: event("submitting", how=how, token=f"run-{n}", writer=str(n), instead_of=orphan),
         hows,
         restarts,
-        st.booleans(),
+        st.sampled_from([None, "0", "1"]),
     ),
     st.builds(
         lambda name: event(name, reason="no"), st.sampled_from(["submit_refused", "submit_failed", "stranded", "a new word"])
@@ -156,7 +156,8 @@ def test_no_submission_is_decided_twice(story: list[Happening]) -> None:
 def test_after_a_supervisor_that_was_killed_while_submitting_the_next_one_looks_for_the_job(
     story: list[Event], look: Look
 ) -> None:
-    life = step(fold(story), event("submitting", how="supervisor", token="run-77", writer="dead", again=True))
+    life = fold([*story, event("submit_refused"), event("submitting", how="supervisor", token="run-77", writer="dead")])
+    life = replace(life, refusals=0)
     for decision in react(life, look)[1]:
         if decision.step is Step.SUBMIT:
             assert (decision.token, decision.look_first) == ("run-77", True)
@@ -242,7 +243,7 @@ def test_of_two_that_begin_to_submit_at_once_the_first_counts() -> None:
 def test_the_job_of_a_lost_answer_tells_of_itself_when_it_starts() -> None:
     life = fold([submitted("7"), start("7"), end("7"), event("submitting", token="r-0", how="supervisor"), start("8")])
     assert (life.intent, life.job_id) == (None, "8")
-    assert life.token("r") == "r-1"
+    assert life.token("r") == "r-2", "two jobs have carried it"
 
 
 def test_a_rested_run_stays_so_when_an_administrator_requeues_its_job() -> None:

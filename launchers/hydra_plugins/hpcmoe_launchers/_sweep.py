@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from hpcmoe.config.schema import Config
 from hpcmoe.config.validate import validate
 from hpcmoe.errors import UserError
 from hpcmoe.planner.check import prepare
-from hpcmoe.runs.create import create_run, journal_submitted
+from hpcmoe.runs.create import ceiling_flag, create_run, journal_submitted
+from hpcmoe.runs.estimate import confirm, estimate_gpu_hours
 from hpcmoe.runs.jobspec import JobSpec, render
 from hpcmoe.runs.journal import Journal
 from hpcmoe.runs.rundir import RunDir
@@ -37,6 +38,7 @@ class Point:
     overrides: tuple[str, ...]
     composed: DictConfig  # with Hydra's own node
     config: Config
+    gpu_hours: float | None  # an estimate
 
     @property
     def shape(self) -> tuple[str, int | None]:
@@ -65,8 +67,8 @@ def _compose(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str],
     words = tuple(filter_overrides(overrides))
     try:
         config = validate(to_config(composed))
-        prepare(config)
-        point = Point(index, words, composed, config)
+        plan = prepare(config)
+        point = Point(index, words, composed, config, estimate_gpu_hours(config, plan.tokens_per_s))
         _ = point.shape  # what a job script cannot carry is found here, before anything is written
     except UserError as error:
         raise UserError(f"point {index} ({' '.join(words)}): {error}") from error
@@ -76,6 +78,12 @@ def _compose(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str],
 def preview_points(points: Sequence[Point]) -> list[JobReturn]:
     """Every point's checked config as its return value; nothing is written."""
     return [_return(point, point.config, "") for point in points]
+
+
+def confirm_points(points: Sequence[Point], yes: bool) -> None:
+    """Ask before a costly sweep: the points together, by the lowest bound that one of them sets. Raises UserError for a no."""
+    bounds = [point.config.resilience.ask_above_gpu_hours for point in points]
+    confirm([point.gpu_hours for point in points], min((bound for bound in bounds if bound is not None), default=None), yes)
 
 
 def submit_points(points: Sequence[Point], master: DictConfig) -> list[JobReturn]:
@@ -118,6 +126,7 @@ def _submit_batch(batch: Sequence[Point], sweep_dir: Path, done: int) -> dict[in
     name = f"hpcmoe-{sweep_dir.name}" if len(runs) > 1 else f"hpcmoe-{runs[0].run_id}"
     token = f"{runs[0].run_id}-0"
     spec = _spec(runs, config, config.slurm.job_name or name, token, sweep_dir, part)
+    spec = replace(spec, sbatch_args=tuple(ceiling_flag(config)))
     for task, run in enumerate(runs):
         begin(run, token, "sweep", task=task if spec.is_array else None)
     try:

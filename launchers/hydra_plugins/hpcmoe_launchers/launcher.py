@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 class HpcmoeLauncherConf:
     _target_: str = "hydra_plugins.hpcmoe_launchers.launcher.HpcmoeLauncher"
     dry_run: bool = False  # compose and check every point, submit none
+    yes: bool = False  # do not ask before a costly submission
 
 
 ConfigStore.instance().store(group="hydra/launcher", name="hpcmoe", node=HpcmoeLauncherConf, provider="hpcmoe")
@@ -27,8 +28,9 @@ ConfigStore.instance().store(group="hydra/launcher", name="hpcmoe", node=HpcmoeL
 class HpcmoeLauncher(Launcher):
     """Composes every point and checks it before anything is written; then one Slurm array for each job shape."""
 
-    def __init__(self, dry_run: bool = False) -> None:
+    def __init__(self, dry_run: bool = False, yes: bool = False) -> None:
         self.dry_run = dry_run
+        self.yes = yes
         self.config: DictConfig | None = None
         self.hydra_context: HydraContext | None = None
 
@@ -43,9 +45,12 @@ class HpcmoeLauncher(Launcher):
 
         Raises UserError, before anything is written, when a point is no valid config of hpcmoe.
         """
-        from hydra_plugins.hpcmoe_launchers._sweep import compose_points, preview_points, submit_points
+        from hydra_plugins.hpcmoe_launchers._sweep import compose_points, confirm_points, preview_points, submit_points
 
         assert self.config is not None, "Hydra calls setup first"
         assert self.hydra_context is not None
         points = compose_points(self.hydra_context.config_loader, self.config, job_overrides, initial_job_idx)
-        return preview_points(points) if self.dry_run else submit_points(points, self.config)
+        if self.dry_run:
+            return preview_points(points)
+        confirm_points(points, self.yes)
+        return submit_points(points, self.config)
