@@ -13,6 +13,7 @@ from typing import Any
 from hpcmoe.errors import UserError
 from hpcmoe.runs.arrive import close_silent_attempts
 from hpcmoe.runs.budget import budgets_of, give_up_reason, not_before, spent_reason
+from hpcmoe.runs.estimate import counted_gpus
 from hpcmoe.runs.journal import Journal
 from hpcmoe.runs.lastwords import last_lines
 from hpcmoe.runs.lifecycle import Decision, Look, Step, react
@@ -80,7 +81,7 @@ def _rest(run: RunDir, reason: str, told: Callable[..., None]) -> bool:
 def _submit(decision: Decision, seen: RunView, told: Callable[..., None]) -> bool:
     """Submit the run, unless its budgets say no."""
     from hpcmoe.config.freeze import load_frozen
-    from hpcmoe.runs.create import counted_gpus, submit_run
+    from hpcmoe.runs.create import submit_run
 
     run = seen.record.run
     close_silent_attempts(run, None)

@@ -14,6 +14,7 @@ from hpcmoe.errors import UserError
 from hpcmoe.files import write_atomic
 from hpcmoe.resources import make_plugins_importable
 from hpcmoe.runs.budget import budgets_of, seconds_left, spent_reason
+from hpcmoe.runs.estimate import counted_gpus
 from hpcmoe.runs.jobspec import job_spec
 from hpcmoe.runs.journal import Event, Journal, read_journal
 from hpcmoe.runs.life import fold
@@ -126,11 +127,6 @@ def ceiling_flag(cfg: Config, run: RunDir | None = None) -> list[str]:
     left = seconds_left(attempts, budgets, now, gpus)
     limit = None if cfg.slurm.time is None else parse_duration(cfg.slurm.time)
     return [] if left is None or (limit is not None and limit <= left) else [f"--time={format_duration(left)}"]
-
-
-def counted_gpus(cfg: Config) -> int:
-    """GPUs that an attempt holds; 0 where nobody counts them."""
-    return cfg.world_size if cfg.cluster.device == "cuda" or cfg.cluster.gres else 0
 
 
 def journal_submitted(run: RunDir, job_id: str, how: str, until: float | None = None) -> None:

@@ -7,10 +7,14 @@ from collections.abc import Sequence
 
 from hpcmoe.config.schema import Config
 from hpcmoe.errors import UserError
-from hpcmoe.runs.create import counted_gpus
 from hpcmoe.slurm.parse import parse_duration
 
 HOUR_S = 3600.0
+
+
+def counted_gpus(cfg: Config) -> int:
+    """GPUs that an attempt holds; 0 where nobody counts them."""
+    return cfg.world_size if cfg.cluster.device == "cuda" or cfg.cluster.gres else 0
 
 
 def estimate_gpu_hours(config: Config, tokens_per_s: float | None) -> float | None:
