@@ -43,16 +43,28 @@ class Testbed:
 
         An ordinary user starts at home, unless `cwd` says otherwise. Output is captured as text; 120 s is the default timeout.
         """
-        environment = {**self.env, **(env or {})}
-        if user is not None:
-            person = pwd.getpwnam(user)
-            identity = {"HOME": person.pw_dir, "USER": user, "LOGNAME": user}
-            environment = {**self.env, **identity, **(env or {})}
-            groups = os.getgrouplist(user, person.pw_gid)
-            options = {"user": user, "group": person.pw_gid, "extra_groups": groups, "cwd": person.pw_dir} | options
-        options = {"capture_output": True, "text": True, "timeout": 120} | options
+        environment, identity = self._person(user, env)
+        options = identity | {"capture_output": True, "text": True, "timeout": 120} | options
         done: subprocess.CompletedProcess[str] = subprocess.run(list(argv), env=environment, **options)
         return done
+
+    def start(
+        self, argv: Sequence[str], user: str | None, log: Path, *, env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[bytes]:
+        """Like `run`, but does not wait: what it says goes to the end of `log`."""
+        environment, identity = self._person(user, env)
+        with log.open("ab") as out:
+            return subprocess.Popen(list(argv), env=environment, stdout=out, stderr=out, **(identity | options))
+
+    def _person(self, user: str | None, env: Mapping[str, str] | None) -> tuple[dict[str, str], dict[str, Any]]:
+        """Environment and subprocess options of a command of this user's."""
+        if user is None:
+            return {**self.env, **(env or {})}, {}
+        person = pwd.getpwnam(user)
+        who = {"HOME": person.pw_dir, "USER": user, "LOGNAME": user}
+        groups = os.getgrouplist(user, person.pw_gid)
+        options = {"user": user, "group": person.pw_gid, "extra_groups": groups, "cwd": person.pw_dir}
+        return {**self.env, **who, **(env or {})}, options
 
     def sbatch(self, script: str, *options: str, user: str | None = None, cwd: str | None = None) -> str:
         """Submit the text of a script; returns the job id."""

@@ -10,6 +10,7 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -35,6 +36,7 @@ from tests.slurm.testbed_processes import (
     daemon_environment,
     job_processes,
     last_lines,
+    node_processes,
     spawn,
     stop,
     stop_job_processes,
@@ -177,9 +179,7 @@ def _start_database(record: Record) -> None:
     # No grants are needed: only root can enter the socket's folder.
     record.start("mariadbd", [*common, "--skip-networking", "--skip-grant-tables", f"--socket={settings.database_socket}"])
     _wait(record, "the database to answer", settings.database_socket.exists)
-    # slurmdbd has no option for the socket's path; MariaDB's client library takes it from here.
-    record.start("slurmdbd", ["slurmdbd", "-D"], MYSQL_UNIX_PORT=str(settings.database_socket))
-    _wait(record, "slurmdbd to listen", lambda: _listening(settings.ports[1]))
+    _start_daemon(record, "slurmdbd")
 
 
 def _start_slurm(record: Record) -> None:
@@ -187,11 +187,55 @@ def _start_slurm(record: Record) -> None:
     slurm(settings, "sacctmgr", "-i", "add", "cluster", settings.cluster)
     slurm(settings, "sacctmgr", "-i", "add", "account", ACCOUNT, f"Cluster={settings.cluster}")
     slurm(settings, "sacctmgr", "-i", "add", "user", ",".join(settings.users), f"Account={ACCOUNT}")
-    record.start(STARTED, ["slurmctld", "-D", "-f", str(settings.slurm_conf)])
-    _wait(record, "slurmctld to answer", lambda: "UP" in slurm(settings, "scontrol", "ping", check=False))
+    _start_daemon(record, STARTED)
     for node in NODE_NAMES:
-        record.start(f"slurmd.{node}", ["slurmd", "-D", "-N", node, "-f", str(settings.slurm_conf)])
+        _start_daemon(record, f"slurmd.{node}")
     _wait(record, "all nodes to be idle", lambda: node_states(settings) == dict.fromkeys(NODE_NAMES, "idle"))
+
+
+def _start_daemon(record: Record, name: str) -> None:
+    """slurmdbd, slurmctld or slurmd.NODE; returns when the first two answer."""
+    settings = record.settings
+    if name == "slurmdbd":
+        # It has no option for the socket's path; MariaDB's client library takes it from here.
+        record.start(name, ["slurmdbd", "-D"], MYSQL_UNIX_PORT=str(settings.database_socket))
+        _wait(record, "slurmdbd to listen", lambda: _listening(settings.ports[1]))
+    elif name == STARTED:
+        record.start(name, ["slurmctld", "-D", "-f", str(settings.slurm_conf)])
+        _wait(record, "slurmctld to answer", lambda: "UP" in slurm(settings, "scontrol", "ping", check=False))
+    else:
+        record.start(name, ["slurmd", "-D", "-N", name.removeprefix("slurmd."), "-f", str(settings.slurm_conf)])
+
+
+def stop_daemon(root: Path, name: str) -> None:
+    """Stop slurmdbd, slurmctld or slurmd.NODE alone, as an administrator does; `start_daemon` brings it back."""
+    stop(_take(_loaded(root), name), patience_s=10)
+
+
+def kill_node(root: Path, node: str) -> None:
+    """The node dies: its slurmd and everything that it started are killed at once. `start_daemon` of its slurmd mends it."""
+    record = _loaded(root)
+    for process in [*_take(record, f"slurmd.{node}"), *node_processes(root, record.settings.cluster, node)]:
+        process.kill(signal.SIGKILL)
+
+
+def start_daemon(root: Path, name: str) -> None:
+    _start_daemon(_loaded(root), name)
+
+
+def _loaded(root: Path) -> Record:
+    record = load(root)
+    if record is None:
+        raise TestbedError(f"no testbed in {root}")
+    return record
+
+
+def _take(record: Record, name: str) -> list[Process]:
+    """Take a daemon out of the record, so that nobody misses it while it is away on purpose."""
+    taken = [process for process in record.processes if process.name == name]
+    record.processes = [process for process in record.processes if process.name != name]
+    record.save()
+    return taken
 
 
 def down(root: Path) -> bool:
@@ -233,9 +277,7 @@ def user_signal(settings: Settings) -> bool:
 
 def add_user(root: Path, user: str) -> None:
     """Give a system user an account in the running testbed."""
-    record = load(root)
-    if record is None:
-        raise TestbedError(f"no testbed in {root}")
+    record = _loaded(root)
     _check_user(user)
     if user not in record.settings.users:
         slurm(record.settings, "sacctmgr", "-i", "add", "user", user, f"Account={ACCOUNT}")

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,30 +114,43 @@ def job_processes(root: Path, cluster: str) -> list[Process]:
     A stepd is known by its open files under `root`; a job process by SLURM_CLUSTER_NAME, which is unique to `root`, together with
     SLURMD_NODENAME, which only slurmd sets: a shell that merely uses the testbed has no such variable.
     """
+    return _with_descendants(lambda pid: _is_stepd(pid, f"{root}/") or _is_job_process(pid, cluster))
+
+
+def node_processes(root: Path, cluster: str, node: str) -> list[Process]:
+    """Of these the ones that one node's slurmd started: its stepds write into its log."""
+    log = f"{root}/log/slurmd.{node}.log"
+    return _with_descendants(lambda pid: _is_stepd(pid, log) or _is_job_process(pid, cluster, node))
+
+
+def _with_descendants(chosen: Callable[[int], bool]) -> list[Process]:
     pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
     parents = {pid: parent(pid) for pid in pids}
-    found = {pid for pid in pids if _is_stepd(pid, root) or _is_job_process(pid, cluster)}
+    found = {pid for pid in pids if chosen(pid)}
     while grown := {pid for pid, above in parents.items() if above in found} - found:
         found |= grown
     return [Process(_command_name(pid), pid, ticks) for pid in sorted(found) if (ticks := start_ticks(pid)) is not None]
 
 
-def _is_stepd(pid: int, root: Path) -> bool:
+def _is_stepd(pid: int, opened: str) -> bool:
+    """A slurmstepd with an open file whose path begins with ``opened``."""
     try:
         if not os.readlink(PROC / str(pid) / "exe").rpartition("/")[2].startswith("slurmstepd"):
             return False
         links = [os.readlink(link) for link in (PROC / str(pid) / "fd").iterdir()]
     except OSError:
         return False
-    return any(link.startswith(f"{root}/") for link in links)
+    return any(link.startswith(opened) for link in links)
 
 
-def _is_job_process(pid: int, cluster: str) -> bool:
+def _is_job_process(pid: int, cluster: str, node: str = "") -> bool:
     try:
         variables = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
         return False
-    return f"SLURM_CLUSTER_NAME={cluster}".encode() in variables and any(v.startswith(b"SLURMD_NODENAME=") for v in variables)
+    return f"SLURM_CLUSTER_NAME={cluster}".encode() in variables and any(
+        v.startswith(f"SLURMD_NODENAME={node}".encode()) for v in variables
+    )
 
 
 def _command_name(pid: int) -> str:
