@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -190,3 +191,25 @@ def assert_cancelled_for_good(night: Night, job_id: str) -> None:
     assert facts["Restarts"] == "0"
     queue = ["squeue", "-h", "-o%i", "--states=PENDING,RUNNING", f"--name={facts['JobName']}"]
     assert night.testbed.run(queue, check=True).stdout == "", "a successor"
+
+
+@nights("ordinary")
+def test_where_neither_requeue_nor_a_successor_is_to_be_had_those_who_look_after_the_run_submit_it_once(
+    testbed: Testbed, runs: Path, user: str | None
+) -> None:
+    night = begin(testbed, runs, user, "slurm.requeue=false", "resilience.successor=false")
+    night.until("the start", lambda: night.started_attempts() == 1)
+    testbed.run(["scancel", "--batch", "--signal=USR2", night.job_id], user, check=True)
+    night.until("the end", lambda: bool(night.events("stranded")))
+    testbed.wait_for(night.job_id, {"FAILED"})
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(night.hpcmoe, "wait", night.run_id, "-q", check=False)
+        rounds = list(pool.map(lambda _: night.hpcmoe("supervise", "--once", "--json"), range(2)))
+        night.until_return(1)
+        night.hpcmoe("cancel", night.run_id)
+        assert waiting.result().returncode == 3, "CANCELLED"
+    again = [event for event in night.events("submitted") if event["how"] == "supervisor"]
+    assert [event["job_id"] for event in again] == [night.events("attempt_started")[-1]["job_id"]], night.postmortem()
+    name = testbed.show(night.job_id)["JobName"]
+    assert len(testbed.run(["squeue", "-h", "-o%i", "--states=all", f"--name={name}"], check=True).stdout.split()) == 2
+    assert {deed["job_id"] for done in rounds for deed in json.loads(done.stdout)["deeds"]} <= {again[0]["job_id"]}
