@@ -70,9 +70,15 @@ def story(view: RunView, now: float) -> str:
         details = [f"  {attempt.attempt}: {attempt.detail}" for attempt in attempts if attempt.detail]
         lines += details
         lines += ["", *startups] if (startups := [startup_line(attempt) for attempt in attempts if attempt.startup]) else []
+    lines += ["", *said] if (said := last_lines(view)) else []
     lost = sum(attempt.steps_lost or 0 for attempt in attempts)
     lines += ["", f"{facts['gpu_hours']:.3f} GPU-hours over {len(attempts)} attempts, {lost} steps lost"]
     return "\n".join(lines)
+
+
+def last_lines(view: RunView) -> list[str]:
+    """Of a run that FAILED: the end of the failing rank's log."""
+    return [f"  {line}" for line in (view.record.finished or {}).get("last_lines") or []]
 
 
 def progress(view: RunView) -> str:

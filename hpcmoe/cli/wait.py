@@ -48,6 +48,8 @@ def follow(run: RunDir, as_json: bool = False, quiet: bool = False) -> int:
             file=sys.stderr,
         )
         return INTERRUPTED
+    for line in (view.record.finished or {}).get("last_lines") or []:
+        say(f"  {line}")
     if as_json:
         print(json.dumps(view.as_json(time.time()), indent=2))
     return EXIT_CODES[view.state]
