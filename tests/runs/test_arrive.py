@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hpcmoe.config.compose import load
 from hpcmoe.config.freeze import freeze
 from hpcmoe.config.validate import validate
-from hpcmoe.files import read_json, write_json
+from hpcmoe.files import write_json
 from hpcmoe.runs import arrive as room
 from hpcmoe.runs.arrive import GO_ON, NOTHING_TO_DO, arrive
 from hpcmoe.runs.journal import Journal, read_journal
@@ -49,6 +50,11 @@ def run_of(folder: Path, *overrides: str) -> RunDir:
 
 def place(job: str, restart: int = 0) -> Place:
     return Place(f"{job}.{restart}", job, restart, nodes=1, nodelist="n1", scheduler="slurm")
+
+
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def names(run: RunDir) -> list[str]:
@@ -97,7 +103,7 @@ def test_of_many_jobs_that_start_in_one_moment_one_goes_on(slurm: States, tmp_pa
     winners = [job for job, outcome in outcomes.items() if outcome == GO_ON]
     assert len(outcomes) == 8
     assert len(winners) == 1
-    assert read_json(run.claim)["job_id"] == winners[0]
+    assert read(run.claim)["job_id"] == winners[0]
 
 
 def test_a_run_that_rests_is_not_started_by_a_requeue_of_its_job(slurm: States, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hpcmoe.config.compose import load
 from hpcmoe.config.freeze import freeze
 from hpcmoe.config.validate import validate
-from hpcmoe.files import read_json, write_json
+from hpcmoe.files import write_json
 from hpcmoe.runs import depart as room
 from hpcmoe.runs.depart import FAILED, OK, START_AGAIN, depart
 from hpcmoe.runs.journal import Journal, read_journal
@@ -79,6 +80,11 @@ def leaves(run: RunDir, verdict: str | None = "leave", rc: int = 0, heard: str =
     return depart(run, PLACE, rc, frozenset(heard.split()))
 
 
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
 def told(run: RunDir, *names: str) -> list[dict[str, Any]]:
     return [event for event in read_journal(run.journal) if event["event"] in names]
 
@@ -137,7 +143,7 @@ def test_a_run_that_is_given_up_names_the_reason_and_the_failing_ranks_last_line
     (run.attempt("7.0") / "error-rank0003.txt").write_text("Traceback ...\nMemoryError: 3 GiB\n")
     run.rank_log("7.0", 3).write_text("".join(f"line {number}\n" for number in range(100)))
     assert leaves(run, verdict=None, rc=1, heard="") == FAILED
-    result = read_json(run.result)
+    result = read(run.result)
     assert result["reason"] == "no progress in 2 attempts, the last one crashed: rank0003: MemoryError: 3 GiB"
     assert result["last_lines"] == ["attempts/7.0/rank-0003.log:", *(f"line {number}" for number in range(88, 100))]
     assert "line 99" in capsys.readouterr().out
@@ -164,7 +170,7 @@ def test_a_run_that_is_over_keeps_its_first_result(slurm: Slurm, tmp_path: Path)
     run = run_of(tmp_path)
     finish(run, "CANCELLED", "cancelled by its user")
     leaves(run, verdict="completed")
-    assert read_json(run.result)["state"] == "CANCELLED"
+    assert read(run.result)["state"] == "CANCELLED"
     assert len(told(run, "finished")) == 1
 
 
@@ -180,4 +186,4 @@ def test_on_a_machine_without_slurm_the_script_itself_waits_and_hears_a_cancel(
     monkeypatch.setattr(room.time, "sleep", lambda seconds: Journal(run.journal).append("cancel_requested"))
     run.notice("7.0").unlink(missing_ok=True)
     assert room._pause(run, here, Journal(run.journal, "7.0"), time.time() + 60) == FAILED
-    assert read_json(run.result)["state"] == "CANCELLED"
+    assert read(run.result)["state"] == "CANCELLED"
