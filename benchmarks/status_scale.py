@@ -1,8 +1,8 @@
 """What `hpcmoe status` of a thousand runs costs: CPU seconds of the whole command and of one poll, and Slurm commands.
 
 Each run has a dozen attempts, hundreds of checkpoints in its journal and 20,000 lines of metrics, and a job that a recorded-form
-squeue (or, for one in ten, only sacct) answers for. Times are CPU seconds, as the machine may be busy, beside those of opening
-the same files and reading their last 4 KiB in Python. Exit code 1 when a limit is passed.
+squeue (or, for one in ten, only sacct) answers for. Times are CPU seconds, and ratios to plain reading: opening the same files
+and reading their last 4 KiB, which a busy machine slows as much. Exit code 1 when a limit is passed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from hpcmoe.runs.registry import list_runs  # noqa: E402
 from hpcmoe.slurm.facts import ACCT_COLUMNS, QUEUE_COLUMNS  # noqa: E402
 from hpcmoe.slurm.parse import SEPARATOR  # noqa: E402
 
-MOST_CPU_S, MOST_COMMANDS = 1.0, 2
+MOST_COMMANDS = 2
+# Times plain reading. The aim is 1 s of CPU for 1,000 runs on a machine with nothing else to do, where plain reading takes 25 ms.
+MOST_RATIO = 40.0
+PLAIN = "plain reading"
 ATTEMPTS, CHECKPOINTS, LINES = 12, 17, 20_000
 STARTED = 1_796_000_000.0
 
@@ -170,60 +173,61 @@ def plain_reading(root: Path) -> None:
             os.close(fd)
 
 
-def measure(root: Path, count: int) -> dict[str, dict[str, float]]:
+def measure(root: Path, count: int, rounds: int) -> dict[str, dict[str, float]]:
+    """The least CPU time of each over ``rounds``, taken in turns so that a busy machine slows all alike."""
     build(root, count)
     os.environ.update(HPCMOE_RUNS=str(root / "runs"), PATH=f"{root / 'bin'}:{os.environ['PATH']}")
     environ = dict(os.environ, PYTHONPATH=str(ROOT))
-    result: dict[str, dict[str, float]] = {"plain reading": {"cpu_s": cpu_s(lambda: plain_reading(root))}}
 
     def status(*words: str) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "hpcmoe", "status", *words], env=environ, capture_output=True, text=True, check=True
-        )
+        command = [sys.executable, "-m", "hpcmoe", "status", *words]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
         states = done.stdout.count("RUNNING"), done.stdout.count("STOPPED")
         assert states == (count - len(range(0, count, 10)), len(range(0, count, 10))), states
 
-    glancer = Glancer()
-
-    def poll() -> None:
+    def poll(glancer: Glancer) -> None:
         now = time.time()
         views = observe(glancer.read_all(list_runs(root / "runs")), now)
         assert sum(glance(view, now).step for view in views) == count * LINES
 
-    status()  # warms the disk cache
+    old = Glancer()
+    works: dict[str, Callable[[], object]] = {
+        PLAIN: lambda: plain_reading(root),
+        "hpcmoe status": status,
+        "status --json": lambda: status("--json"),
+        "first poll": lambda: poll(Glancer()),
+        "next poll": lambda: poll(old),
+    }
+    poll(old)  # warms the disk cache
     commands(root)
-    for name, work in (
-        ("hpcmoe status", status),
-        ("status --json", lambda: status("--json")),
-        ("first poll", poll),
-        ("next poll", poll),
-    ):
-        started = time.perf_counter()
-        took = cpu_s(work)
-        result[name] = {"cpu_s": took, "wall_s": time.perf_counter() - started, "slurm_commands": commands(root)}
+    result: dict[str, dict[str, float]] = {}
+    for _ in range(rounds):
+        for name, work in works.items():
+            started = time.perf_counter()
+            row = {"cpu_s": cpu_s(work), "wall_s": time.perf_counter() - started, "slurm_commands": commands(root)}
+            result[name] = min(row, result.get(name, row), key=lambda one: one["cpu_s"])
     return result
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     gc.set_threshold(100_000)  # as the command line does
     with tempfile.TemporaryDirectory() as folder:
-        result = measure(Path(folder), args.runs)
-    base = result["plain reading"]["cpu_s"]
-    bad = [name for name, row in result.items() if row["cpu_s"] > MOST_CPU_S or row.get("slurm_commands", 0) > MOST_COMMANDS]
+        result = measure(Path(folder), args.runs, args.rounds)
+    base = result[PLAIN]["cpu_s"]
+    bad = [name for name, row in result.items() if row["cpu_s"] > MOST_RATIO * base or row["slurm_commands"] > MOST_COMMANDS]
     if args.json:
         print(json.dumps({"runs": args.runs, "load": os.getloadavg()[0], "over_limit": bad, **result}, indent=2))
         return int(bool(bad))
     print(f"{args.runs} runs x {ATTEMPTS} attempts x {LINES} steps; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     for name, row in result.items():
-        rest = f"  {row['wall_s']:6.2f} s wall  {row['slurm_commands']:.0f} Slurm commands" if "wall_s" in row else ""
-        print(
-            f"{name:<16} {row['cpu_s']:6.2f} s CPU  {row['cpu_s'] / base:6.1f} x plain reading{rest}"
-            + ("  OVER" if name in bad else "")
-        )
+        cpu = f"{row['cpu_s']:6.2f} s CPU {row['cpu_s'] / base:6.1f} x"
+        asked = f"{row['wall_s']:6.2f} s wall  {row['slurm_commands']:.0f} commands"
+        print(f"{name:<16} {cpu}  {asked}{'  OVER' if name in bad else ''}")
     return int(bool(bad))
 
 
