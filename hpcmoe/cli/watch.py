@@ -15,6 +15,7 @@ from hpcmoe.cli.words import Parser, add_json
 from hpcmoe.errors import UserError
 from hpcmoe.runs.board import Board, Line
 from hpcmoe.runs.control import LogTail, cancel
+from hpcmoe.runs.notify import send_due
 from hpcmoe.runs.registry import find_run, run_dirs, runs_root
 from hpcmoe.runs.rundir import RunDir
 
@@ -55,6 +56,7 @@ def main(argv: list[str]) -> int:
 def once(board: Board, as_json: bool) -> int:
     now = time.time()
     lines = board.poll(now, patient=False)
+    send_due([line.view for line in lines], now, lambda line: print(f"hpcmoe: {line}", file=sys.stderr))
     if as_json:
         print(json.dumps({"t": now, "runs": [line.as_json() for line in lines]}, indent=2))
         return 0
@@ -109,11 +111,16 @@ class Live:
         while not self._over.is_set():
             self._look_now.clear()
             try:
-                self._lines = self._board.poll(time.time())
+                now = time.time()
+                self._lines = self._board.poll(now)
                 self._says = "" if self._says == "looking ..." else self._says
+                send_due([line.view for line in self._lines], now, self._say)
             except Exception as error:  # the screen must say so, and go on: the next look may do better
                 self._says = f"this look failed: {type(error).__name__}: {error}"
             self._look_now.wait(self._interval_s)
+
+    def _say(self, line: str) -> None:
+        self._says = line
 
     def _frame(self) -> RenderableType:
         from hpcmoe.cli.screen import AROUND_THE_ROWS, frame

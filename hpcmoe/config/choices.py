@@ -18,6 +18,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "precision.moments": ("fp32", "bf16"),
 }
 
+NOTIFY_EVENTS = ("end", "failure", "stall")
+
 POSITIVE: tuple[str, ...] = (
     "nodes",
     "min_nodes",
@@ -70,6 +72,7 @@ POSITIVE: tuple[str, ...] = (
     "logging.profiler.first_step",
     "logging.profiler.steps",
     "logging.profiler.max_mb",
+    "notify.stall_minutes",
     "slurm.cpus_per_task",
     "slurm.array_parallelism",
 )

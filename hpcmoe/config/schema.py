@@ -199,6 +199,17 @@ class LoggingConfig:
 
 
 @dataclass
+class NotifyConfig:
+    """Who is told when the run ends, fails or stands still (docs/watch.md). Nothing set: nobody."""
+
+    mail: str | None = None  # an address, or several with commas between
+    webhook: str | None = None  # http(s) URL: gets a JSON document by POST
+    command: list[str] = field(default_factory=list)  # argv: gets the JSON document on its standard input
+    events: list[str] = field(default_factory=lambda: ["end", "failure", "stall"])
+    stall_minutes: float = 30.0  # RUNNING without a new step for so long is a stall
+
+
+@dataclass
 class Config:
     """Everything a run is. Frozen into run_dir/config.yaml at submit; every attempt reads that file and nothing else."""
 
@@ -218,6 +229,7 @@ class Config:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     resilience: ResilienceConfig = field(default_factory=ResilienceConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
     env: dict[str, str] = field(default_factory=dict)  # exported to every rank, after the cluster's
     user: dict[str, Any] = field(default_factory=dict)  # the user's own notes; never read by hpcmoe
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hpcmoe.config.choices import CHOICES, POSITIVE, ZERO_OR_MORE
+from hpcmoe.config.choices import CHOICES, NOTIFY_EVENTS, POSITIVE, ZERO_OR_MORE
 from hpcmoe.config.elastic import check_counts
 from hpcmoe.config.precision import precision_of
 from hpcmoe.config.schema import Config, Precision, TrainConfig
@@ -29,7 +30,7 @@ def validate(config: Config) -> Config:
     Raises UserError that names the key, its value and what would be right, for the first thing that cannot be.
     """
     config = copy.deepcopy(config)
-    for check in (_names, _numbers, _model, _cluster, _precision, _data, _schedule, _features, _slurm):
+    for check in (_names, _numbers, _model, _cluster, _precision, _data, _schedule, _features, _slurm, _notify):
         check(config)
     if config.elastic:
         check_counts(config, validate)
@@ -187,6 +188,18 @@ def _slurm(config: Config) -> None:
             f"resilience.stop_lead_s={lead} (seconds before the end at which the run saves and leaves) "
             f"must be below slurm.time={time} ({seconds:.0f} s)"
         )
+
+
+def _notify(config: Config) -> None:
+    notify = config.notify
+    for event in notify.events:
+        if event not in NOTIFY_EVENTS:
+            raise UserError(unknown_name("event in notify.events", event, NOTIFY_EVENTS))
+    if notify.webhook is not None and not re.match(r"https?://[^/\s]", notify.webhook):
+        raise UserError(f"notify.webhook={notify.webhook!r} must be a URL that begins with https:// or http://")
+    for address in [] if notify.mail is None else notify.mail.split(","):
+        if not re.fullmatch(r"[^\s,;<>]+", address.strip()) or address.strip().startswith("-"):
+            raise UserError(f"notify.mail={notify.mail!r} must be an address, or several with commas between")
 
 
 def _resolve_layout(config: Config) -> None:

@@ -18,6 +18,7 @@ from hpcmoe.runs.estimate import counted_gpus
 from hpcmoe.runs.jobspec import job_spec
 from hpcmoe.runs.journal import Event, Journal, read_journal
 from hpcmoe.runs.life import fold
+from hpcmoe.runs.notify import wishes
 from hpcmoe.runs.place import local_pid, process_start_ticks
 from hpcmoe.runs.provenance import write_provenance
 from hpcmoe.runs.registry import new_run_id, runs_root
@@ -51,6 +52,7 @@ def create_run(cfg: Config, overrides: list[str], root: Path | None = None) -> R
             nodes=cfg.nodes,
             gpus_per_node=cfg.gpus_per_node,
             steps=cfg.train.steps,
+            notify=wishes(cfg.notify),
         )
         draft.path.rename(root / run_id)
     except BaseException:

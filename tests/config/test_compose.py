@@ -13,7 +13,7 @@ from hpcmoe.config.validate import validate
 from hpcmoe.errors import UserError
 from hpcmoe.resources import resource_dir
 
-GROUPS = ["cluster", "model", "layout", "data", "train", "optim", "checkpoint", "precision", "resilience", "logging"]
+GROUPS = ["cluster", "model", "layout", "data", "train", "optim", "checkpoint", "precision", "resilience", "logging", "notify"]
 
 
 def options(group: str) -> list[str]:
