@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpcmoe.runs.glance import Glance, Glancer, glance
-from hpcmoe.runs.observe import JobView, RunView, ask, views
+from hpcmoe.runs.life import JobView
+from hpcmoe.runs.observe import RunView, ask, views
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError

@@ -21,6 +21,7 @@ from hpcmoe.runs.ending import Ending, cause_of
 from hpcmoe.runs.journal import Journal
 from hpcmoe.runs.lastwords import detail_of, last_lines
 from hpcmoe.runs.lifecycle import Decision, Departure, Step, react
+from hpcmoe.runs.notify import send_end
 from hpcmoe.runs.place import Place, this_place
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import Record, finish, raw_config, read_record
@@ -108,11 +109,13 @@ def _carry_out(decision: Decision, run: RunDir, place: Place, journal: Journal, 
             said = last_lines(run, place.attempt) if decision.state == "FAILED" else []
             finish(run, decision.state, decision.reason, place.attempt, last_lines=said)
             print(f"hpcmoe: run {run.run_id} is {decision.state}" + (f": {decision.reason}" if decision.reason else ""))
-            print(*said, sep="\n", end="\n" if said else "")
+            print(*said, sep="\n", end="\n" if said else "", flush=True)
+            send_end(run)
             return OK if decision.state == "COMPLETED" else FAILED
         case Step.REST:
             journal.append("rested", state=decision.state, reason=decision.reason)
-            print(f"hpcmoe: run {run.run_id} rests: {decision.reason}; `hpcmoe resume {run.run_id}` continues it")
+            print(f"hpcmoe: run {run.run_id} rests: {decision.reason}; `hpcmoe resume {run.run_id}` continues it", flush=True)
+            send_end(run)
             return OK
         case Step.SLURM_BRINGS_BACK:
             journal.append("requeued", job_id=place.job_id, by="slurm")

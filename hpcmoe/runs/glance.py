@@ -40,7 +40,7 @@ class Glancer:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[Path, tuple[tuple[int, int, int], list[Event]]] = {}
+        self._seen: dict[Path, tuple[tuple[int, int, int], Record]] = {}
 
     def read(self, run: RunDir) -> Record:
         """The run's record from a skimmed journal; an absent journal is an empty one."""
@@ -51,13 +51,16 @@ class Glancer:
         try:
             stat = os.fstat(file)
             key = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            known = self._seen.get(run.path)
-            if known is None or known[0] != key:
-                known = (key, skim(_read(file, stat.st_size)))
-                self._seen[run.path] = known
+            known_key, known = self._seen.get(run.path, (None, None))
+            if known is None or known_key != key:
+                record = Record(run, skim(_read(file, stat.st_size)))
+            else:
+                record = Record(run, known.events)  # new, as the metrics may have changed
+                record.__dict__["life"] = known.life
+            self._seen[run.path] = (key, record)
         finally:
             os.close(file)
-        return Record(run, known[1])
+        return record
 
     def read_all(self, runs: Iterable[RunDir]) -> list[Record]:
         return [self.read(run) for run in runs]

@@ -21,7 +21,8 @@ from typing import Any
 
 from hpcmoe.runs.glance import glance
 from hpcmoe.runs.journal import Journal, read_journal
-from hpcmoe.runs.observe import JobView, RunView
+from hpcmoe.runs.life import JobView
+from hpcmoe.runs.observe import RunView
 from hpcmoe.runs.observe import view as view_of
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import Record, raw_config, read_record
@@ -29,6 +30,7 @@ from hpcmoe.runs.store import Record, raw_config, read_record
 WEBHOOK_TIMEOUT_S, PROGRAM_TIMEOUT_S = 10.0, 30.0
 ROUND_S = 20.0  # no sending begins later than this in one round: the caller has runs to look after
 LOST_S = 600.0  # a job gone without a word for so long will not be brought back by itself
+OLD_S = 3 * 86400.0  # an end that nobody looked at for so long is no news
 MOST_TRIES, RETRY_S = 5, 300.0  # the wait doubles with each try
 SBIN = "/usr/sbin:/usr/lib"
 
@@ -57,6 +59,8 @@ def due(view: RunView, now: float, stall_s: float) -> Notice | None:
     why = f": {view.reason}" if view.reason else ""
     ended = record.finished
     if ended is not None:
+        if now - float(ended["t"]) > OLD_S:
+            return None
         what = "failure" if ended["state"] == "FAILED" else "end"
         return Notice(what, f"{ended['state']}-{float(ended['t']):.3f}", f"run {run_id} is {ended['state']}{why}")
     if view.state == "RUNNING":

@@ -15,7 +15,10 @@ from hpcmoe.errors import UserError
 from hpcmoe.runs.bring_back import Deed, help_on
 from hpcmoe.runs.control import LogTail
 from hpcmoe.runs.glance import Glancer
+from hpcmoe.runs.life import JobView
+from hpcmoe.runs.notify import send_due
 from hpcmoe.runs.observe import RunView, observe
+from hpcmoe.runs.observe import view as view_of
 from hpcmoe.runs.registry import run_dirs
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import read_record, result_state
@@ -43,7 +46,9 @@ def supervise_all(runs: Sequence[RunDir], say: Callable[[str], None], tail: LogT
     while True:
         still = [run for run in runs if run.run_id not in ends]
         news = False
-        for run, now in zip(still, observe([read_record(run) for run in still]), strict=True):
+        seen = observe([read_record(run) for run in still])
+        send_due(seen, time.time(), say)
+        for run, now in zip(still, seen, strict=True):
             news |= follower[run.run_id].tell(now)
             if tail is not None:
                 tail.pump()
@@ -146,9 +151,13 @@ def keep(root: Path, interval_s: float, once: bool, tell: Callable[[Round], None
 
 
 def one_round(root: Path, glancer: Glancer) -> Round:
-    """Ask Slurm about all open runs together, and help those that need it. One run's trouble is not another's."""
-    open_runs = [run for run in run_dirs(root) if result_state(run) is None]
-    views = observe([record for record in glancer.read_all(open_runs) if record.life.ended is None])
+    """Ask Slurm about all open runs together, help those that need it, tell people of the others' ends.
+
+    One run's trouble is not another's.
+    """
+    records = glancer.read_all(run_dirs(root))
+    over = [record for record in records if record.life.ended is not None]
+    views = observe([record for record in records if record.life.ended is None and result_state(record.run) is None])
     deeds: list[Deed] = []
     for view in views:
         run_id = view.record.run.run_id
@@ -157,4 +166,10 @@ def one_round(root: Path, glancer: Glancer) -> Round:
         except (UserError, OSError, AssertionError, KeyError, TypeError) as error:
             text = f"run {run_id} could not be helped: {error}"
             deeds.append({"run_id": run_id, "did": "not_helped", "text": text, "problem": str(error)})
+    now = time.time()
+    send_due([*views, *(view_of(record, JobView(), now) for record in over)], now, lambda text: deeds.append(_not_told(text)))
     return Round(len(views), deeds, next((view.job.problem for view in views if not view.job.reachable), None))
+
+
+def _not_told(text: str) -> Deed:
+    return {"run_id": text.split()[1].rstrip(":"), "did": "not_told", "text": text}

@@ -27,7 +27,8 @@ from hpcmoe.errors import UserError
 from hpcmoe.runs.board import Board, Line
 from hpcmoe.runs.glance import glance
 from hpcmoe.runs.journal import Journal, read_journal
-from hpcmoe.runs.observe import JobView, view
+from hpcmoe.runs.life import JobView
+from hpcmoe.runs.observe import view
 from hpcmoe.runs.place import process_start_ticks
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import Record

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from hpcmoe.runs.glance import Glancer, glance, skim
 from hpcmoe.runs.journal import Journal, last_json_line, read_journal
-from hpcmoe.runs.observe import JobView, observe, view
+from hpcmoe.runs.life import JobView
+from hpcmoe.runs.observe import observe, view
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import Record, read_record
 from hpcmoe.slurm import client

@@ -14,11 +14,14 @@ import pytest
 import yaml
 
 from hpcmoe.runs import notify
+from hpcmoe.runs.glance import Glancer
 from hpcmoe.runs.journal import Journal, read_journal
+from hpcmoe.runs.life import JobView
 from hpcmoe.runs.notify import due, send_due, send_end
-from hpcmoe.runs.observe import JobView, RunView, view
+from hpcmoe.runs.observe import RunView, view
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import Record, finish, read_record
+from hpcmoe.runs.supervise import one_round
 
 NOW = 100_000.0
 
@@ -150,7 +153,7 @@ def test_what_could_not_be_told_is_recorded_and_tried_again_later_but_not_for_ev
     hook.answer = 200
     assert look(run, later_s=1000) == []
     assert notified(run) == [("webhook", False), ("webhook", False), ("webhook", True)]
-    look(run, later_s=1e6)
+    look(run, later_s=2e5)
     assert len(hook.got) == 3
 
 
@@ -158,8 +161,27 @@ def test_a_webhook_that_never_answers_is_given_up_in_the_end(tmp_path: Path) -> 
     run = run_with(tmp_path, webhook="http://127.0.0.1:9/")  # nobody listens there
     finish(run, "COMPLETED", None)
     for number in range(9):
-        look(run, later_s=number * 1e5)
+        look(run, later_s=number * 2e4)
     assert notified(run) == [("webhook", False)] * notify.MOST_TRIES
+
+
+def test_an_end_of_last_week_is_no_news(tmp_path: Path, hook: Hook) -> None:
+    run = run_with(tmp_path, webhook=hook.url)
+    finish(run, "COMPLETED", None)
+    look(run, later_s=notify.OLD_S + 1)
+    assert hook.got == []
+
+
+def test_a_supervisor_tells_of_a_run_that_its_own_job_has_ended(tmp_path: Path, hook: Hook) -> None:
+    run = run_with(tmp_path, webhook=hook.url)
+    finish(run, "COMPLETED", None)
+    assert one_round(tmp_path, Glancer()).deeds == []
+    assert [told["state"] for told in hook.got] == ["COMPLETED"]
+    hook.answer = 500
+    Journal(run.journal).append("submitted", job_id="8", how="resume")
+    finish(run, "FAILED", "x")
+    [deed] = one_round(tmp_path, Glancer()).deeds
+    assert (deed["run_id"], deed["did"]) == ("abc123", "not_told")
 
 
 def test_a_sender_that_died_is_not_repeated(tmp_path: Path, hook: Hook) -> None:
