@@ -6,7 +6,6 @@ Exit code 0: go on; 3: there is nothing to do here; 2: error, with one line on s
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
@@ -17,7 +16,7 @@ from hpcmoe.files import read_json, write_json
 from hpcmoe.process import collect_little
 from hpcmoe.runs.budget import budgets_of, give_up_reason, seconds_left, spent_reason
 from hpcmoe.runs.ending import cause_of_record
-from hpcmoe.runs.journal import Journal
+from hpcmoe.runs.journal import Journal, read_journal
 from hpcmoe.runs.life import WAITING_STATES
 from hpcmoe.runs.lifecycle import Arrival, Decision, Step, react
 from hpcmoe.runs.place import Place, local_pid, process_start_ticks, this_place
@@ -123,7 +122,7 @@ def take_claim(run: RunDir, place: Place) -> bool:
     """Become the one attempt that may write to this run. False: another one is alive and holds it."""
     deadline = time.monotonic() + CLAIM_WAIT_S
     while True:
-        held = read_json(run.claim)
+        held = _holder(run)
         if held is None or held.get("job_id") == place.job_id:
             break
         state = _holder_state(held)
@@ -137,33 +136,56 @@ def take_claim(run: RunDir, place: Place) -> bool:
     return _write_claim(run, place, held)
 
 
+def _holder(run: RunDir) -> dict | None:
+    """Who holds the claim: the one that is written down, or whoever has taken it over since and could not write that."""
+    held = read_json(run.claim)
+    while held is not None and (taker := _taker(run, held)) is not None:
+        held = taker
+    return held
+
+
+def _taker(run: RunDir, held: dict) -> dict | None:
+    """The first job that journalled that it takes over from ``held``."""
+    taken = (event for event in read_journal(run.journal) if event["event"] == "claim_taken")
+    return next((event["claim"] for event in taken if event["after"] == _name(held)), None)
+
+
+def _name(claim: dict) -> str:
+    """A claim's own name: attempts of local jobs are named after process ids, which come again."""
+    return f"{claim.get('attempt')}@{claim.get('ticks')}"
+
+
 def _write_claim(run: RunDir, place: Place, held: dict | None) -> bool:
-    """Take the claim by an exclusive create, so that of two jobs that start at once only one goes on."""
+    """Take the claim so that of several jobs that start at once only one goes on.
+
+    A free one by an exclusive create; one of a dead job by a line in the journal, of which the first counts.
+    """
     claim = {"job_id": place.job_id, "attempt": place.attempt, "pid": os.getppid(), "ticks": process_start_ticks(os.getppid())}
-    mark = f"{place.attempt}.{os.getpid()}"
-    fresh, stale = run.path / f".claim.{mark}", run.path / f".claim.{mark}.old"
+    if held == claim:
+        return True
+    if held is not None:
+        Journal(run.journal).append("claim_taken", claim=claim, after=_name(held))
+        won = _taker(run, held) == claim
+        if won:
+            write_json(run.claim, claim)
+    else:
+        won = _create(run.claim, claim, f"{place.attempt}.{os.getpid()}")
+    if not won:
+        Journal(run.journal).append("ghost", job_id=place.job_id, holder=(_holder(run) or claim)["job_id"])
+        print(f"hpcmoe: another job took run {run.run_id} in this moment; job {place.job_id} leaves", flush=True)
+    return won
+
+
+def _create(path: Path, claim: dict, mark: str) -> bool:
+    """Write a file that does not exist yet, whole; False when it does."""
+    fresh = path.with_name(f".{path.name}.{mark}")
     write_json(fresh, claim)
     try:
-        if held is not None and not _put_away(run.claim, stale, held):
-            raise FileExistsError
-        os.link(fresh, run.claim)
+        os.link(fresh, path)
     except FileExistsError:
-        print(f"hpcmoe: another job took run {run.run_id} in this moment; job {place.job_id} leaves", flush=True)
         return False
     finally:
         fresh.unlink(missing_ok=True)
-        stale.unlink(missing_ok=True)
-    return True
-
-
-def _put_away(claim: Path, stale: Path, held: dict) -> bool:
-    """Move a dead job's claim out of the way. False, with everything as it was, when it is another's by now."""
-    with contextlib.suppress(FileNotFoundError):
-        claim.rename(stale)
-    if stale.exists() and read_json(stale) != held:
-        with contextlib.suppress(FileExistsError):
-            os.link(stale, claim)
-        return False
     return True
 
 

@@ -92,6 +92,7 @@ def test_of_many_jobs_that_start_in_one_moment_one_goes_on(slurm: States, tmp_pa
     run = run_of(tmp_path)
     if held is not None:
         write_json(run.claim, held)  # of a job that is no more
+    slurm |= {str(job): "RUNNING" for job in range(10, 18)}
     outcomes: dict[str, int] = {}
     crowd = [
         threading.Thread(target=lambda job=str(job): outcomes.update({job: arrive(run, place(job))})) for job in range(10, 18)
@@ -104,6 +105,18 @@ def test_of_many_jobs_that_start_in_one_moment_one_goes_on(slurm: States, tmp_pa
     assert len(outcomes) == 8
     assert len(winners) == 1
     assert read(run.claim)["job_id"] == winners[0]
+    assert {event["holder"] for event in read_journal(run.journal) if event["event"] == "ghost"} == {winners[0]}
+
+
+def test_a_job_that_died_while_it_took_a_dead_jobs_claim_does_not_keep_the_run(slurm: States, tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    write_json(run.claim, {"job_id": "6", "attempt": "6.0", "ticks": 1})
+    dead = {"job_id": "8", "attempt": "8.0", "ticks": 2}
+    Journal(run.journal).append("claim_taken", claim=dead, after="6.0@1")
+    slurm["8"] = "RUNNING"
+    assert arrive(run, place("9")) == NOTHING_TO_DO
+    slurm["8"] = "NODE_FAIL"
+    assert arrive(run, place("9")) == GO_ON
 
 
 def test_a_run_that_rests_is_not_started_by_a_requeue_of_its_job(slurm: States, tmp_path: Path) -> None:
