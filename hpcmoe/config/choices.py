@@ -65,6 +65,7 @@ POSITIVE: tuple[str, ...] = (
     "resilience.max_gpu_hours",
     "resilience.max_preemptions_per_hour",
     "resilience.stop_lead_s",
+    "resilience.strikes_to_exclude",
     "resilience.hang_startup_timeout_s",
     "resilience.rendezvous_timeout_s",
     "resilience.collective_timeout_s",
@@ -78,6 +79,7 @@ POSITIVE: tuple[str, ...] = (
 )
 
 ZERO_OR_MORE: tuple[str, ...] = (
+    "spare_nodes",
     "model.ffn",
     "model.first_dense_layers",
     "model.shared_experts",
@@ -101,6 +103,7 @@ ZERO_OR_MORE: tuple[str, ...] = (
     "resilience.failure_backoff_s",
     "resilience.ask_above_gpu_hours",
     "resilience.kill_wait_s",
+    "resilience.exclude_for_s",
     "resilience.hang_timeout_s",
     "resilience.flight_recorder",
 )

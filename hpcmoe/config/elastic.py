@@ -37,12 +37,12 @@ def counts(config: Config) -> range:
 
 
 def on_nodes(config: Config, nodes: int) -> Config:
-    """The config of one attempt of an elastic run, its layout still open where the user left it open.
+    """The config of one attempt of an elastic run, without spare nodes, its layout still open where the user left it open.
 
     With layout.dp_shard given the replicas follow the nodes; otherwise the shards do.
     """
     config = copy.deepcopy(config)
-    config.nodes, config.min_nodes = nodes, None
+    config.nodes, config.min_nodes, config.spare_nodes = nodes, None, 0
     layout = config.layout
     fixed = layout.pp * layout.tp * (layout.dp_shard or 0)
     if fixed and layout.dp_replicate == 1 and config.world_size % fixed == 0:

@@ -176,6 +176,9 @@ class ResilienceConfig:
     hang_startup_timeout_s: float = 3600.0  # the same before the first step is done, and while a checkpoint is written
     rendezvous_timeout_s: float = 600.0  # until all ranks have met
     collective_timeout_s: float = 1800.0  # of one collective operation
+    exclude_for_s: float = 86400.0  # how long a run stays away from a node that is to blame for an end; 0: it does not
+    strikes_to_exclude: int = 2  # crashes of which one node is the origin; a node that was seen to fail has no second chance
+    preflight: bool = False  # test every node of the job before the ranks start, for at most a minute
     flight_recorder: int = 2000  # last collectives that each rank remembers and writes down at a hang; 0: none
 
 
@@ -215,6 +218,7 @@ class Config:
 
     name: str | None = None
     nodes: int = 1  # of an elastic run: the most
+    spare_nodes: int = 0  # nodes that the job asks for beside these, to take the place of those that fail the preflight
     min_nodes: int | None = None  # of an elastic run: the fewest; nodes=LOW..HIGH sets both. null: not elastic
     gpus_per_node: int = MISSING
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

@@ -117,8 +117,17 @@ def _cluster(config: Config) -> None:
         if config.min_nodes > config.nodes:
             raise UserError(f"min_nodes={config.min_nodes} must be below nodes={config.nodes}, the most")
         config.min_nodes = None
-    if cluster.nodes is not None and config.nodes > cluster.nodes:
-        raise UserError(f"nodes={config.nodes}: {cluster.name} has {cluster.nodes}")
+    if cluster.nodes is not None and config.nodes + config.spare_nodes > cluster.nodes:
+        spare = f" and spare_nodes={config.spare_nodes}" if config.spare_nodes else ""
+        raise UserError(f"nodes={config.nodes}{spare}: {cluster.name} has {cluster.nodes}")
+    if config.spare_nodes and not config.resilience.preflight:
+        raise UserError(
+            f"spare_nodes={config.spare_nodes} needs resilience.preflight=true: only the preflight says which node to leave out"
+        )
+    if config.resilience.preflight and cluster.scheduler == "local":
+        raise UserError(
+            f"resilience.preflight=true: cluster={cluster.name} is this machine alone; it is for the nodes of a Slurm job"
+        )
     if cluster.account_required and not config.slurm.account:
         raise UserError(f"{cluster.name} counts every job against a budget: set slurm.account=NAME")
 

@@ -54,7 +54,7 @@ def arrive(run: RunDir, place: Place) -> int:
         return NOTHING_TO_DO
     if config.get("min_nodes"):
         try:
-            settle(run, place.attempt, place.nodes)
+            settle(run, place.attempt, min(place.nodes, int(config["nodes"])))
         except UserError as error:
             reason = f"the {place.nodes} nodes of job {place.job_id} cannot be used: {error}"
             return leave(run, place, Decision(Step.FINISH, "FAILED", reason))

@@ -18,6 +18,8 @@ from hpcmoe.resources import resource_dir
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.slurm.directives import check_carries, directive, filename_pattern, verbatim
 
+PREFLIGHT_MINUTES = 3  # for srun's start and PyTorch's import, beside the minute that the tests themselves may take
+
 
 @dataclass(frozen=True)
 class JobSpec:
@@ -123,6 +125,7 @@ def _slurm_words(spec: JobSpec) -> dict[str, Any]:
         **_shared_words(spec),
         "directives": directives(spec),
         "srun_flags": srun_flags(spec.config),
+        "preflight_flags": preflight_flags(spec.config) if spec.config.resilience.preflight else None,
         "array_list": spec.array_list if spec.is_array else None,
         "master_addr": _host_pattern(spec.config.cluster.master_addr or "{host}"),
     }
@@ -139,7 +142,7 @@ def directives(spec: JobSpec) -> list[str]:
     config, slurm = spec.config, spec.config.slurm
     lines = [
         directive("job-name", spec.job_name),
-        directive("nodes", f"{config.min_nodes}-{config.nodes}" if config.elastic else config.nodes),
+        directive("nodes", _nodes(config)),
         directive("ntasks-per-node", config.gpus_per_node),
         directive("output", spec.log_pattern()),
         directive("open-mode", "append"),
@@ -156,6 +159,12 @@ def directives(spec: JobSpec) -> list[str]:
     if slurm.exclusive:
         lines.append(directive("exclusive"))
     return lines + [verbatim(extra) for extra in slurm.extra]
+
+
+def _nodes(config: Config) -> str:
+    """sbatch's --nodes: with the spare ones, and for an elastic run the fewest and the most."""
+    most = config.nodes + config.spare_nodes
+    return str(most) if config.min_nodes is None else f"{config.min_nodes + config.spare_nodes}-{most}"
 
 
 def _user_words(slurm: SlurmConfig, gres: str | None, dependency: str | None) -> list[tuple[str, str | int]]:
@@ -185,20 +194,45 @@ def _user_words(slurm: SlurmConfig, gres: str | None, dependency: str | None) ->
 
 def srun_flags(config: Config) -> list[str]:
     """Flags of srun as words of bash. Everything that Slurm's versions hand from sbatch to srun differently is said again."""
-    flags = [
-        '--nodes="$SLURM_JOB_NUM_NODES"',
-        f"--ntasks=$((SLURM_JOB_NUM_NODES * {config.gpus_per_node}))",
-        f"--ntasks-per-node={config.gpus_per_node}",
+    return [
+        *_tasks("nodes", config),
+        '${left_out:+"--exclude=$left_out"}',
         "--kill-on-bad-exit=1",
         f"--wait={config.resilience.kill_wait_s}",
-        "--export=ALL",
-        "--mpi=none",
-        "--input=none",
-        "--open-mode=append",
-        '--output="${attempt_dir//%/%%}/rank-%4t.log"',
+        *_common('--output="${attempt_dir//%/%%}/rank-%4t.log"'),
+        *_extra(config),
+    ]
+
+
+def preflight_flags(config: Config) -> list[str]:
+    """The same for the test of all nodes: a task that fails ends none of the others, and Slurm ends those that hang."""
+    return [
+        *_tasks("SLURM_JOB_NUM_NODES", config),
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        f"--time={PREFLIGHT_MINUTES}",
+        *_common('--output="${attempt_dir//%/%%}/preflight/rank-%4t.log"'),
+        *_extra(config),
+    ]
+
+
+def _tasks(nodes: str, config: Config) -> list[str]:
+    flags = [
+        f'--nodes="${nodes}"',
+        f"--ntasks=$(({nodes} * {config.gpus_per_node}))",
+        f"--ntasks-per-node={config.gpus_per_node}",
     ]
     if config.slurm.cpus_per_task is not None:
-        flags.insert(3, f"--cpus-per-task={config.slurm.cpus_per_task}")
+        flags.append(f"--cpus-per-task={config.slurm.cpus_per_task}")
+    return flags
+
+
+def _common(output: str) -> list[str]:
+    return ["--export=ALL", "--mpi=none", "--input=none", "--open-mode=append", output]
+
+
+def _extra(config: Config) -> list[str]:
+    flags = []
     for extra in config.slurm.srun_extra:
         check_carries("slurm.srun_extra", extra)
         if not extra.startswith("-"):

@@ -71,6 +71,18 @@ class RunDir:
         """Of an elastic run: config.yaml, laid out for the nodes that this attempt got."""
         return self.attempt(attempt) / "config.yaml"
 
+    def preflight(self, attempt: str) -> Path:
+        """Figures of the test of the job's nodes, a file a rank."""
+        return self.attempt(attempt) / "preflight"
+
+    def srun_log(self, attempt: str) -> Path:
+        """What srun itself said while it ran the attempt's ranks: which task failed first, and on which node."""
+        return self.attempt(attempt) / "srun.log"
+
+    def ranks_on(self, attempt: str) -> Path:
+        """Where some nodes of the job have no ranks: how many have, the first of these, those that have not (``2 n01 n03``)."""
+        return self.attempt(attempt) / "ranks-on"
+
     def verdict(self, attempt: str) -> Path:
         return self.attempt(attempt) / "verdict.json"
 

@@ -20,6 +20,7 @@ from hpcmoe.slurm.facts import (
     QueueRow,
     read_accounting,
     read_cluster,
+    read_down,
     read_jobs,
     read_partition,
     read_queue,
@@ -59,7 +60,9 @@ __all__ = [
     "QueueRow",
     "cancel",
     "cluster_facts",
+    "down_nodes",
     "end_within",
+    "exclude_nodes",
     "partition_facts",
     "places",
     "queue_of_user",
@@ -205,6 +208,19 @@ def cancel(job_ids: Sequence[str]) -> None:
     """End these jobs for good. Ended and forgotten ones are no error."""
     if job_ids:
         run_or_reject(["scancel", *job_ids])
+
+
+def down_nodes(hosts: Sequence[str]) -> dict[str, str]:
+    """Those of ``hosts`` that Slurm does not let compute, each with its state and the reason. Drained ones are not among them."""
+    if not hosts:
+        return {}
+    command = ["sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", f"--format=%N{SEPARATOR}%T{SEPARATOR}%E"]
+    return read_down(run_or_reject(command))
+
+
+def exclude_nodes(job_id: str, hosts: str) -> None:
+    """Keep a pending job off ``hosts``, a host list; an empty one lifts this. The owner may. Raises SlurmRejected."""
+    run_or_reject(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={hosts}"])
 
 
 def cluster_facts() -> ClusterFacts:

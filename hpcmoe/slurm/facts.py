@@ -61,6 +61,15 @@ def read_queue(text: str) -> dict[str, QueueRow]:
     return found
 
 
+def read_down(text: str) -> dict[str, str]:
+    """Nodes of ``sinfo -h -N -o NODE,STATE,REASON`` that failed, once each: down, failing, or without a sign of life (``*``)."""
+    found: dict[str, str] = {}
+    for node, state, reason in parse_rows(text, 3):
+        if state.startswith(("down", "fail", "error")) or state.endswith("*"):
+            found[node] = f"{state}: {reason}" if reason not in ("", "none") else state
+    return found
+
+
 @dataclass(frozen=True)
 class AcctRow:
     """One record of Slurm's accounting: one start of a job. A requeued job has one a start, oldest first."""

@@ -43,6 +43,9 @@ def test_a_config_file_may_say_it_too(tmp_path: Path) -> None:
         (["nodes=2..x"], "nodes=2..x: not a whole number"),
         (["nodes=2", "min_nodes=3"], "min_nodes=3 must be below nodes=2, the most"),
         (["nodes=2..3", "cluster=local"], "cluster=local is this machine alone"),
+        (["nodes=2..3", "spare_nodes=1"], "spare_nodes=1 needs resilience.preflight=true"),
+        (["nodes=2..4", "spare_nodes=1", "resilience.preflight=true"], "nodes=4 and spare_nodes=1: testbed has 4"),
+        (["nodes=1", "cluster=local", "resilience.preflight=true"], "cluster=local is this machine alone"),
         (["nodes=1..2", "layout.tp=3"], "tp=3 = 3 must divide nodes=1 x gpus_per_node=4"),  # no fault of any one count
     ],
 )

@@ -35,6 +35,16 @@ SPECS: dict[str, JobSpec] = {
         ),
         RUN,
     ),
+    "elastic": spec(
+        config(
+            "cluster=testbed",
+            "nodes=2..3",
+            "spare_nodes=1",
+            "resilience.preflight=true",
+            "slurm.partition=requeue_grace",
+        ),
+        RUN,
+    ),
     "array": spec(
         config("cluster=testbed", "slurm.array_parallelism=2"),
         *(RUN.parent / name for name in ("abc123", "bcd234", "cde345")),

@@ -67,10 +67,15 @@ export OMP_NUM_THREADS=1
 arrive
 
 # The ranks meet on the first node. A name that does not resolve must not give each rank a world of its own.
+nodes=$SLURM_JOB_NUM_NODES
+left_out=
 host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export MASTER_ADDR=127.0.0.1
-MASTER_PORT=$("$PYTHON" -m hpcmoe.slurm.port)
-export MASTER_PORT
+meet() {
+  export MASTER_ADDR=127.0.0.1
+  MASTER_PORT=$("$PYTHON" -m hpcmoe.slurm.port)
+  export MASTER_PORT
+}
+meet
 
 rc=0
 if ! getent ahosts "$MASTER_ADDR" >/dev/null; then
@@ -78,12 +83,15 @@ if ! getent ahosts "$MASTER_ADDR" >/dev/null; then
   echo "hpcmoe: $reason" >&2
   printf '{"verdict": "failed", "step": 0, "source": null, "reason": "%s"}\n' "${reason//[\"\\]/}" >"$attempt_dir/verdict.json"
   rc=2
-elif [[ -z $heard ]]; then
+fi
+
+if [[ $rc -eq 0 && -z $heard ]]; then
   # USR2 is ignored until a rank listens: the notice file tells it of what came before.
-  srun --nodes="$SLURM_JOB_NUM_NODES" \
-    --ntasks=$((SLURM_JOB_NUM_NODES * 4)) \
+  srun --nodes="$nodes" \
+    --ntasks=$((nodes * 4)) \
     --ntasks-per-node=4 \
     --cpus-per-task=1 \
+    ${left_out:+"--exclude=$left_out"} \
     --kill-on-bad-exit=1 \
     --wait=60 \
     --export=ALL \
@@ -91,10 +99,11 @@ elif [[ -z $heard ]]; then
     --input=none \
     --open-mode=append \
     --output="${attempt_dir//%/%%}/rank-%4t.log" \
-    bash -c 'trap "" USR2; exec "$@"' rank "$PYTHON" -u -m hpcmoe.engine "$RUN_DIR" &
+    bash -c 'trap "" USR2; exec "$@"' rank "$PYTHON" -u -m hpcmoe.engine "$RUN_DIR" 2>>"$attempt_dir/srun.log" &
   ranks=$!
   await "$ranks"
   ranks=
+  cat "$attempt_dir/srun.log" >&2
 fi
 
 depart
