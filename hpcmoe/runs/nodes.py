@@ -28,7 +28,6 @@ _LAUNCH = re.compile(r"^srun: error: Task launch for \S+ failed on node (?P<host
 _ENDED_BY_SRUN = re.compile(
     r"^srun: (?:Terminating|launch/slurm: .*: Terminating|Job step .* aborted|step:.*Terminat)", re.IGNORECASE
 )
-_LEFT = re.compile(r"Exited with exit code|Terminated", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -99,13 +98,16 @@ def _of_crash(evidence: Evidence) -> Blame | None:
 
 
 def _killed(evidence: Evidence) -> dict[str, str]:
-    """Hosts whose tasks died by a signal before srun ended the others."""
+    """Hosts whose tasks died by a signal before srun ended the others, or left with a bad exit code and no traceback."""
     found: dict[str, str] = {}
+    ending = False
     for line in evidence.srun.splitlines():
-        if _ENDED_BY_SRUN.match(line):
-            break
+        ending = ending or bool(_ENDED_BY_SRUN.match(line))
         match = _TASKS.match(line)
-        if match is not None and not _LEFT.search(match["how"]) and match["host"] in evidence.hosts:
+        if match is None or match["host"] not in evidence.hosts or "Terminated" in match["how"]:
+            continue
+        left = "Exited with exit code" in match["how"]
+        if (left and int(match["first"]) not in evidence.errors) or not (left or ending):
             found.setdefault(match["host"], f"rank {match['first']}: {match['how']}")
     return found
 

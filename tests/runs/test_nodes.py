@@ -24,6 +24,15 @@ srun: Force Terminated StepId=3.0
 """
 
 
+# nothing to start: on two nodes at once, one of them after srun had begun to end the others
+NO_PYTHON = """\
+srun: error: n0002: tasks 2-3: Exited with exit code 127
+srun: launch/slurm: _step_signal: Terminating StepId=1.3
+srun: error: n0001: tasks 0-1: Exited with exit code 127
+srun: error: n0003: tasks 4-5: Terminated
+"""
+
+
 def evidence(**facts: Any) -> Evidence:
     values: dict[str, Any] = {"hosts": HOSTS, "ranks_per_node": 2}
     return Evidence(**(values | facts))
@@ -54,6 +63,12 @@ def test_any_other_signal_is_like_a_kill(how: str) -> None:
     assert nodes(srun=f"srun: error: n0001: tasks 0-1: {how}\n") == [("n0001", "crash", False)]
 
 
+def test_a_rank_that_left_without_a_traceback_is_the_origin() -> None:
+    line = "srun: error: n0003: tasks 4-5: Exited with exit code 127\n"
+    (found,) = blamed(evidence(srun=line, errors={0: PEER_GONE}))
+    assert found == Blame("n0003", "crash", "rank 4: Exited with exit code 127", sure=False)
+
+
 def test_a_node_that_cannot_start_tasks_is_to_blame() -> None:
     line = "srun: error: Task launch for StepId=7.0 failed on node n0003: Invalid job credential\n"
     assert nodes(srun=line) == [("n0003", "crash", False)]
@@ -70,7 +85,8 @@ def test_the_rank_with_an_error_of_its_own_is_told_from_those_that_lost_a_peer()
     [
         {"errors": {0: OWN_ERROR, 2: OWN_ERROR}},  # the program's, on two nodes at once
         {"errors": {0: PEER_GONE, 2: NCCL_PEER}},  # all lost a peer, nobody knows whom
-        {"srun": "srun: error: n0002: task 2: Exited with exit code 1\n"},  # why it left is in its traceback, if there is one
+        {"srun": "srun: error: n0002: task 2: Exited with exit code 1\n", "errors": {2: PEER_GONE, 0: PEER_GONE}},
+        {"srun": NO_PYTHON},
         {"srun": "srun: error: n0009: task 2: Killed\n"},  # of another job
         {},
     ],
