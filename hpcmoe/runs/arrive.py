@@ -14,6 +14,7 @@ from pathlib import Path
 from hpcmoe.errors import UserError
 from hpcmoe.files import read_json, write_json
 from hpcmoe.process import collect_little
+from hpcmoe.runs.blame import why_ended
 from hpcmoe.runs.budget import budgets_of, give_up_reason, seconds_left, spent_reason
 from hpcmoe.runs.ending import cause_of_record
 from hpcmoe.runs.journal import Journal, read_journal
@@ -224,12 +225,14 @@ def close_attempt(run: RunDir, record: Record, attempt: Attempt) -> None:
     row = _accounting_record(attempt)
     signs = [row.end if row else None, last_sign_of_life(attempt.attempt, record.events, record.metrics)]
     ended = next((moment for moment in signs if moment is not None), None)
+    silence = f"ended without a word; Slurm's accounting says {row.state}" if row else "ended without a word"
     cause = cause_of_record(row.state if row else None, record.life.cancel_requested)
+    cause, said = why_ended(run, attempt.attempt, cause, raw_config(run))
     Journal(run.journal, attempt.attempt).append(
         "attempt_ended",
         cause=cause.value,
         **work_done(record, attempt.attempt),
-        detail=f"ended without a word; Slurm's accounting says {row.state}" if row else "ended without a word",
+        detail=f"{silence}; {said}" if said else silence,
         ended=ended,
         end_estimated=row is None or row.end is None,
         rc=None,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from hpcmoe.files import read_json
+from hpcmoe.runs.budget import UNPROVOKED
+from hpcmoe.runs.ending import Cause
 from hpcmoe.runs.journal import Event, Journal, read_journal
 from hpcmoe.runs.nodes import BLAMED, Blame, Evidence, blamed, excluded, without
 from hpcmoe.runs.rundir import RunDir
@@ -21,35 +22,35 @@ from hpcmoe.slurm.parse import compress_hostlist, expand_hostlist
 READ_MOST = 65536  # bytes of an error file or of srun's messages, from its start
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A node that was found to have ended the attempt. ``out``: the run stays away from it now."""
+def why_ended(run: RunDir, attempt: str, cause: Cause, config: dict[str, Any]) -> tuple[Cause, str | None]:
+    """The cause once the nodes are heard, and the words for it. Journals each node that is to blame.
 
-    node: str
-    words: str
-    out: bool
-
-
-def find_blame(run: RunDir, attempt: str, config: dict[str, Any], node_failed: bool) -> Verdict | None:
-    """Journal which nodes are to blame for the end of ``attempt``; the first of them, or None where nobody can tell.
-
-    ``node_failed``: Slurm says that a node failed, and is asked which. Only for endings that nobody asked for.
+    An ending of a run's own that happened on a node which is given up for it is that node's: a node on which everything dies must
+    not use up the run's attempts.
     """
-    events = read_journal(run.journal)
-    mine = [event for event in events if event.get("attempt") == attempt]
-    told = [event for event in mine if event["event"] == BLAMED]  # by the preflight, or by an earlier look at this attempt
+    if cause not in UNPROVOKED | {Cause.NODE_FAILURE}:
+        return cause, None
+    events = [event for event in read_journal(run.journal) if event.get("attempt") == attempt]
+    told = [event for event in events if event["event"] == BLAMED]  # by the preflight, or by an earlier look at this attempt
     if not told:
-        evidence = gather(run, attempt, mine, config, node_failed)
+        evidence = gather(run, attempt, events, config, node_failed=cause is Cause.NODE_FAILURE)
         journal = Journal(run.journal, attempt)
         told = [_journal_blame(journal, blame) for blame in (blamed(evidence) if evidence is not None else [])]
     if not told:
-        return None
-    first = str(told[0]["node"])
-    return Verdict(first, str(told[0]["evidence"]), out=first in excluded_by(run, config))
+        return cause, _problem_of_preflight(events)
+    node, given_up = str(told[0]["node"]), excluded_by(run, config)
+    if node not in given_up and cause is Cause.HANG:
+        return cause, None  # the watchdog's own words say more
+    return (Cause.NODE_FAILURE if node in given_up else cause), f"node {node}: {told[0]['evidence']}"
 
 
 def _journal_blame(journal: Journal, blame: Blame) -> Event:
     return journal.append(BLAMED, node=blame.node, why=blame.why, evidence=blame.evidence, sure=blame.sure)
+
+
+def _problem_of_preflight(events: list[Event]) -> str | None:
+    problems = [event["problem"] for event in events if event["event"] == "preflight" and event.get("problem")]
+    return f"preflight: {problems[-1]}" if problems else None
 
 
 def gather(run: RunDir, attempt: str, events: list[Event], config: dict[str, Any], node_failed: bool) -> Evidence | None:
@@ -100,6 +101,8 @@ def _down(hosts: tuple[str, ...]) -> dict[str, str]:
 def excluded_by(run: RunDir, config: dict[str, Any]) -> list[str]:
     """The nodes that the run stays away from now."""
     resilience = config["resilience"]
+    if "exclude_for_s" not in resilience:
+        return []  # a run that is older than the key
     until = excluded(
         read_journal(run.journal), time.time(), float(resilience["exclude_for_s"]), int(resilience["strikes_to_exclude"])
     )
@@ -110,11 +113,15 @@ def excluded_by(run: RunDir, config: dict[str, Any]) -> list[str]:
     return without(until, wanted, most)
 
 
-def exclude_words(run: RunDir, config: dict[str, Any]) -> str | None:
-    """sbatch's --exclude for the run's next job: the user's own and the nodes to stay away from. None: nobody is excluded."""
-    own = config["slurm"]["exclude"]
+def exclude_flag(run: RunDir, config: dict[str, Any]) -> list[str]:
+    """sbatch's --exclude for the run's next job, where there are nodes to stay away from; it wins over the script's."""
     nodes = excluded_by(run, config)
-    return ",".join(filter(None, (own, compress_hostlist(nodes)))) or None
+    return [f"--exclude={_with_own(nodes, config)}"] if nodes else []
+
+
+def _with_own(nodes: list[str], config: dict[str, Any]) -> str:
+    """The user's own slurm.exclude, and ``nodes``."""
+    return ",".join(filter(None, (config["slurm"]["exclude"], compress_hostlist(nodes))))
 
 
 def stay_away(run: RunDir, job_id: str, attempt: str | None, config: dict[str, Any]) -> None:
@@ -125,7 +132,7 @@ def stay_away(run: RunDir, job_id: str, attempt: str | None, config: dict[str, A
     if nodes == (asked[-1]["nodes"] if asked else []):
         return
     try:
-        client.exclude_nodes(job_id, exclude_words(run, config) or "")
+        client.exclude_nodes(job_id, _with_own(nodes, config))
     except SlurmError as refused:
         print(f"hpcmoe: job {job_id} may start on {','.join(nodes)} again: {refused}", file=sys.stderr)
         return

@@ -8,11 +8,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from hpcmoe.config.freeze import freeze
+from hpcmoe.config.freeze import freeze, to_plain
 from hpcmoe.config.schema import Config
 from hpcmoe.errors import UserError
 from hpcmoe.files import write_atomic
 from hpcmoe.resources import make_plugins_importable
+from hpcmoe.runs.blame import exclude_flag
 from hpcmoe.runs.budget import budgets_of, seconds_left, spent_reason
 from hpcmoe.runs.estimate import counted_gpus
 from hpcmoe.runs.jobspec import job_spec
@@ -50,6 +51,7 @@ def create_run(cfg: Config, overrides: list[str], root: Path | None = None) -> R
             cluster=cfg.cluster.name,
             scheduler=cfg.cluster.scheduler,
             nodes=cfg.nodes,
+            min_nodes=cfg.min_nodes,
             gpus_per_node=cfg.gpus_per_node,
             steps=cfg.train.steps,
             notify=wishes(cfg.notify),
@@ -82,7 +84,8 @@ def submit_run(run: RunDir, cfg: Config, how: str = "submit", until: float | Non
             begun = begin(run, token, how, instead_of=orphan["writer"] if orphan is not None else None)
             if not begun:
                 raise UserError(being_submitted_text(run))
-            spec = replace(job_spec(run, cfg, token), sbatch_args=(*ceiling_flag(cfg, run), *begin_flag(until)))
+            flags = (*ceiling_flag(cfg, run), *begin_flag(until), *exclude_flag(run, to_plain(cfg)))
+            spec = replace(job_spec(run, cfg, token), sbatch_args=flags)
             job_id = executor_for(cfg, run.path / "sbatch").submit_run(spec)[0]
     except SlurmUnreachable as error:
         Journal(run.journal).append("submit_failed", reason=str(error))

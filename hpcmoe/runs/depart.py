@@ -16,6 +16,7 @@ from hpcmoe.errors import UserError
 from hpcmoe.files import read_json
 from hpcmoe.process import collect_little
 from hpcmoe.runs.arrive import gpus_of_attempt, release_claim, work_done
+from hpcmoe.runs.blame import exclude_flag, stay_away, why_ended
 from hpcmoe.runs.budget import budgets_of, give_up_reason, not_before, spent_reason
 from hpcmoe.runs.ending import Ending, cause_of
 from hpcmoe.runs.journal import Journal
@@ -41,8 +42,8 @@ def depart(run: RunDir, place: Place, rc: int, heard: frozenset[str]) -> int:
     record = read_record(run)
     verdict = read_json(run.verdict(place.attempt)) or {}
     ending = _ending(run, place, record, verdict, rc, heard, config)
-    cause = cause_of(ending)
-    detail = verdict.get("reason") or detail_of(run, place.attempt, cause, rc)
+    cause, said = why_ended(run, place.attempt, cause_of(ending), config)
+    detail = verdict.get("reason") or said or detail_of(run, place.attempt, cause, rc)
     journal = Journal(run.journal, place.attempt)
     journal.append(
         "attempt_ended",
@@ -55,7 +56,6 @@ def depart(run: RunDir, place: Place, rc: int, heard: frozenset[str]) -> int:
         preempt_time=ending.preempt_time,
         end_time=ending.end_time,
     )
-    # Where to learn from this end before the next start is asked for, e.g. which node is to be left out.
     record = read_record(run)
     budgets = budgets_of(config, record.life.max_gpu_hours)
     departure = Departure(
@@ -119,6 +119,7 @@ def _carry_out(decision: Decision, run: RunDir, place: Place, journal: Journal, 
             return OK
         case Step.SLURM_BRINGS_BACK:
             journal.append("requeued", job_id=place.job_id, by="slurm")
+            stay_away(run, place.job_id, place.attempt, config)
             _set_start(place, journal, config, until)
             return OK
         case Step.COME_BACK:
@@ -136,21 +137,23 @@ def _come_back(run: RunDir, place: Place, journal: Journal, config: dict, until:
         journal.append("requeue_refused", job_id=place.job_id, reason=str(refused))
     else:
         journal.append("requeued", job_id=place.job_id, by="hpcmoe")
+        stay_away(run, place.job_id, place.attempt, config)
         _set_start(place, journal, config, until)
         return OK
     if not config["resilience"]["successor"]:
         journal.append("stranded", reason="requeue was refused, and resilience.successor is false")
         return START_AGAIN
-    return _submit_successor(run, place, journal, until)
+    return _submit_successor(run, place, journal, config, until)
 
 
-def _submit_successor(run: RunDir, place: Place, journal: Journal, until: float | None) -> int:
+def _submit_successor(run: RunDir, place: Place, journal: Journal, config: dict, until: float | None) -> int:
     token = read_record(run).life.token(run.run_id)
     if not begin(run, token, "successor", attempt=place.attempt):
         print(f"hpcmoe: run {run.run_id} is being submitted by somebody else", file=sys.stderr)
         return START_AGAIN
     try:
-        job_id = sbatch(run.script, [f"--dependency=afterany:{place.job_id}", *begin_flag(until)], token=token)
+        flags = [f"--dependency=afterany:{place.job_id}", *begin_flag(until), *exclude_flag(run, config)]
+        job_id = sbatch(run.script, flags, token=token)
     except SlurmError as refused:
         journal.append("submit_failed" if isinstance(refused, SlurmUnreachable) else "submit_refused", reason=str(refused))
         journal.append("stranded", reason=f"neither requeue nor a successor: {refused}")

@@ -13,6 +13,7 @@ from typing import Any
 
 from hpcmoe.errors import UserError
 from hpcmoe.files import read_json, write_atomic
+from hpcmoe.runs.blame import excluded_by
 from hpcmoe.runs.journal import Journal
 from hpcmoe.runs.nodes import BLAMED, Card, sick
 from hpcmoe.runs.place import Place, this_place
@@ -43,14 +44,15 @@ def judge(run: RunDir, place: Place) -> int:
     if problem is not None:
         print(f"hpcmoe: preflight: {problem}", file=sys.stderr, flush=True)
         return REFUSED
-    healthy = [host for host in hosts if host not in found]
+    given_up = excluded_by(run, config)  # Slurm may not have kept the job off these
+    healthy = sorted((host for host in hosts if host not in found), key=lambda host: host in given_up)
     nodes = how_many(config, len(healthy))
     if nodes is None:
         print(
             f"hpcmoe: preflight: {len(healthy)} of {len(hosts)} nodes are well, too few for this run", file=sys.stderr, flush=True
         )
         return REFUSED
-    start_on(run, place, config, hosts, healthy[:nodes])
+    start_on(run, place, config, hosts, [host for host in hosts if host in healthy[:nodes]])
     return GO_ON
 
 
