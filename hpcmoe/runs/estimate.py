@@ -13,8 +13,9 @@ HOUR_S = 3600.0
 
 
 def counted_gpus(cfg: Config) -> int:
-    """GPUs that an attempt holds; 0 where nobody counts them."""
-    return cfg.world_size if cfg.cluster.device == "cuda" or cfg.cluster.gres else 0
+    """GPUs that an attempt holds, those of spare nodes too (of an elastic run: at most); 0 where nobody counts them."""
+    counted = cfg.cluster.device == "cuda" or cfg.cluster.gres
+    return (cfg.nodes + cfg.spare_nodes) * cfg.gpus_per_node if counted else 0
 
 
 def estimate_gpu_hours(config: Config, tokens_per_s: float | None) -> float | None:
