@@ -282,7 +282,8 @@ def train_step(built: Built, config: Config, loader: Loader, step: int) -> float
 def round_trip(built: Built, config: Config, folder: Path, device: torch.device) -> bool:
     """Save, load into other parts of the same layout, compare every tensor."""
     checkpointer = Checkpointer(folder / "checkpoints", "check.0", config.checkpoint, {"model": "tiny"}, _Silent(), config.model)  # type: ignore[arg-type]
-    checkpointer.save_durably(built.stages, built.optimizer, Progress(step=STEPS))
+    failure = checkpointer.save_durably(built.stages, built.optimizer, Progress(step=STEPS))
+    assert failure is None, failure
     fresh = build(config, check_engine(config), device)
     load_newest(folder / "checkpoints", "full", {"model": "tiny"}, fresh.stages, fresh.optimizer, checkpointer.group, None)
     ours, theirs = (collect_state(b.stages, b.optimizer, Progress()) for b in (built, fresh))

@@ -6,19 +6,26 @@ import json
 import time
 from dataclasses import asdict
 
+from hpcmoe.cli.saved import certificate_text, goodput_line, save_lines
 from hpcmoe.cli.words import Parser, add_json, add_run, ago, duration, table
 from hpcmoe.runs.glance import Glance, Glancer, created_at, glance
 from hpcmoe.runs.observe import RunView, observe
 from hpcmoe.runs.registry import find_run, run_dirs, runs_root
+from hpcmoe.runs.saves import certificates_of, saves_of
 from hpcmoe.runs.store import read_record
-from hpcmoe.runs.story import Attempt
+from hpcmoe.runs.story import Attempt, goodput_of
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(prog="hpcmoe status", description="Show all runs, or the story of one.")
     add_run(parser, required=False)
+    parser.add_argument(
+        "--certify", action="store_true", help="show from what each resume continued, and whether its losses are bit-identical"
+    )
     add_json(parser)
     args = parser.parse_args(argv)
+    if args.certify and args.run is None:
+        parser.error("--certify needs a RUN")
     now = time.time()
     if args.run is None:
         records = sorted(Glancer().read_all(run_dirs(runs_root())), key=lambda record: (created_at(record), record.run.run_id))
@@ -26,8 +33,17 @@ def main(argv: list[str]) -> int:
         print(json.dumps({"runs": [asdict(run) for run in glances]}, indent=2) if args.json else overview(glances, now))
         return 0
     view = observe([read_record(find_run(args.run))], now)[0]
-    print(json.dumps(view.as_json(now), indent=2) if args.json else story(view, now))
-    return 0
+    certificates = certificates_of(view.record.events) if args.certify else []
+    if args.json:
+        record = view.record
+        facts = view.as_json(now) | {"saves": saves_of(record.events).as_json()}
+        facts["goodput"] = goodput_of(record.attempts, record.metrics, now).as_json()
+        if args.certify:
+            facts["certificates"] = [one.as_json() for one in certificates]
+        print(json.dumps(facts, indent=2))
+    else:
+        print(certificate_text(certificates) if args.certify else story(view, now))
+    return 1 if any(one.verdict == "differs" for one in certificates) else 0
 
 
 def overview(glances: list[Glance], now: float) -> str:
@@ -62,6 +78,7 @@ def story(view: RunView, now: float) -> str:
     if view.state == "UNKNOWN" and view.unknown_since:
         lines.append(f"unknown since {ago(view.unknown_since, now)}; last known: {view.last_known}")
     lines.append(progress(view))
+    lines += save_lines(saves_of(view.record.events), now)
     attempts = view.record.attempts
     if attempts:
         rows = [["ATTEMPT", "STARTED", "HELD", "NODES", "STEPS", "ENDED BY", "LOST", "SAVE", "RESTART", "GPU-HOURS"]]
@@ -73,6 +90,8 @@ def story(view: RunView, now: float) -> str:
     lines += ["", *said] if (said := last_lines(view)) else []
     lost = sum(attempt.steps_lost or 0 for attempt in attempts)
     lines += ["", f"{facts['gpu_hours']:.3f} GPU-hours over {len(attempts)} attempts, {lost} steps lost"]
+    goodput = goodput_line(goodput_of(attempts, view.record.metrics, now))
+    lines += [goodput] if goodput else []
     return "\n".join(lines)
 
 

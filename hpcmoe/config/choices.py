@@ -59,6 +59,7 @@ POSITIVE: tuple[str, ...] = (
     "optim.eps",
     "optim.decay_steps",
     "evaluation.batches",
+    "checkpoint.max_interval_s",
     "checkpoint.keep_last",
     "checkpoint.keep_every",
     "resilience.max_attempts_without_progress",

@@ -134,7 +134,8 @@ class OptimConfig:
 class CheckpointConfig:
     """When a run saves, what it keeps, and how it makes sure of it."""
 
-    interval: int = MISSING  # steps; 0: only when asked to stop and at the end
+    interval: int | None = MISSING  # steps; null: chosen from save time and failures; 0: only when asked to and at the end
+    max_interval_s: float | None = 1800.0  # s between two saves, however many steps that is; null: no such bound
     keep_last: int = 2  # newest so many
     keep_every: int | None = None  # and every step that is a multiple of this
     asynchronous: bool = True

@@ -40,7 +40,11 @@ class Loader:
 
     def batch(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Samples [first, first + count) of the training: inputs and targets, each int64 [B, S]."""
-        return self._rows([self._sequence(sequence_at(i, self.sequences, self.seed)) for i in range(first, first + count)])
+        return self._rows(self.ids(first, count))
+
+    def ids(self, first: int, count: int) -> list[int]:
+        """Which sequences of the corpus these samples are: what does not depend on the number of ranks."""
+        return [self._sequence(sequence_at(i, self.sequences, self.seed)) for i in range(first, first + count)]
 
     def _sequence(self, index: int) -> int:
         """Where sequence ``index`` lies in the corpus: those for training come first, then those held out."""

@@ -16,8 +16,8 @@ def main() -> int:
     if len(sys.argv) != 2:
         print("usage: python -m hpcmoe.engine RUN_DIR", file=sys.stderr)
         return 2
-    # Importing PyTorch makes half a million objects and drops few: looking for garbage among them is a fifth of the time. What is there
-    # afterwards stays for good, so later collections pass it over.
+    # Importing PyTorch makes half a million objects and drops few: looking for garbage among them is a fifth of the time.
+    # What is there afterwards stays for good, so later collections pass it over.
     gc.disable()
     from hpcmoe.engine.main import run_rank
 

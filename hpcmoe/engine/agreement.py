@@ -39,11 +39,12 @@ class Agreed:
     counts_LE: torch.Tensor  # fp64 on CPU
     signal: bool
     control_stop: bool
-    control_save: bool
+    save: bool  # rank 0 wants a checkpoint after this step
+    limit: bool = False  # rank 0 sees the job's end so near that this must be the last step
 
     @property
     def stop(self) -> Source | None:
-        return _source(self.signal, self.control_stop)
+        return _source(self.signal, self.control_stop) or ("time_limit" if self.limit else None)
 
 
 @dataclass(frozen=True)
@@ -60,25 +61,26 @@ def _source(signal: bool, control: bool) -> Source | None:
     return "control" if control else "signal" if signal else None
 
 
-def reduce_step(sums: StepSums, signal: bool, control_stop: bool, control_save: bool) -> Agreed:
+def reduce_step(sums: StepSums, signal: bool, control_stop: bool, save: bool, limit: bool = False) -> Agreed:
     """All-reduce over the world; one host sync."""
     device = sums.counts_LE.device
-    flags = torch.tensor([sums.tokens, signal, control_stop, control_save], dtype=torch.float64).to(device)
+    flags = torch.tensor([sums.tokens, signal, control_stop, save, limit], dtype=torch.float64).to(device)
     scalars = torch.stack([sums.loss_sum.double(), sums.aux.double(), sums.z.double(), sums.grad_squared.double()])
     vector = torch.cat((flags, scalars, sums.counts_LE.double().flatten()))
     dist.all_reduce(vector)
     vector = vector.cpu()
-    tokens, signals, stops, saves, loss_sum, aux, z, grad_squared = vector[:8].tolist()
+    tokens, signals, stops, saves, limits, loss_sum, aux, z, grad_squared = vector[:9].tolist()
     return Agreed(
         loss=loss_sum / tokens,
         tokens=int(tokens),
         aux=aux,
         z=z,
         grad_norm=grad_squared**0.5,
-        counts_LE=vector[8:].view(sums.counts_LE.shape),
+        counts_LE=vector[9:].view(sums.counts_LE.shape),
         signal=signals > 0,
         control_stop=stops > 0,
-        control_save=saves > 0,
+        save=saves > 0,
+        limit=limits > 0,
     )
 
 

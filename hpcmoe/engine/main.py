@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -26,8 +27,10 @@ from hpcmoe.engine.callbacks.callback import Phase
 from hpcmoe.engine.callbacks.watchdog import Watchdog
 from hpcmoe.engine.checkpoint import Checkpointer, Progress
 from hpcmoe.engine.flight import record_collectives
+from hpcmoe.engine.interval import SavePlan, end_of_job, measured_saves
 from hpcmoe.engine.launch import Launch, check_world, read_launch
 from hpcmoe.engine.numerics import set_numerics
+from hpcmoe.engine.outlet import speak_through_outlets
 from hpcmoe.engine.parallelize import init_weights
 from hpcmoe.engine.peak import Peak, find_peak
 from hpcmoe.engine.report import Reporter, quantity
@@ -40,8 +43,9 @@ from hpcmoe.engine.verdict import write_error, write_verdict
 from hpcmoe.engine.world import check_placement, join_world, leave_world, pick_device
 from hpcmoe.errors import UserError
 from hpcmoe.models.accounting import parameters
-from hpcmoe.runs.journal import Journal
+from hpcmoe.runs.journal import Journal, PatientJournal, read_journal
 from hpcmoe.runs.rundir import RunDir
+from hpcmoe.runs.story import attempts_of
 
 
 class StartupClock:
@@ -61,6 +65,7 @@ def run_rank(run_dir: Path, signals: StopSignals, begun: float) -> int:
     """Never returns on a failure that other ranks could be waiting for: threads in a collective would hold the exit."""
     clock = StartupClock(begun)
     clock.mark("imports")
+    speak_through_outlets()
     run = RunDir(run_dir.absolute())
     launch: Launch | None = None
     try:
@@ -69,7 +74,7 @@ def run_rank(run_dir: Path, signals: StopSignals, begun: float) -> int:
         config = load_frozen(own if own.exists() else run.config)
         outcome = _train(run, launch, config, signals, clock)
         if launch.rank == 0:
-            write_verdict(run, launch.attempt, outcome.verdict, outcome.step, outcome.source)
+            write_verdict(run, launch.attempt, outcome.verdict, outcome.step, outcome.source, outcome.reason)
         leave_world()
         code = 0
     except UserError as error:
@@ -117,12 +122,14 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
     clock.mark("build")
 
     turn_to("load")
-    journal = Journal(run.journal, launch.attempt) if launch.rank == 0 else None
+    journal = PatientJournal(run.journal, launch.attempt) if launch.rank == 0 else None
     facts = _facts(config, sizes)
     run.checkpoints.mkdir(exist_ok=True)
     checkpointer = Checkpointer(run.checkpoints, launch.attempt, config.checkpoint, facts, journal, config.model)
     _same_corpus_everywhere(corpus, checkpointer.group)
-    progress = load_newest(run.checkpoints, config.checkpoint.verify, facts, stages, optimizer, checkpointer.group, journal)
+    progress = load_newest(
+        run.checkpoints, config.checkpoint.verify, facts, stages, optimizer, checkpointer.group, journal, checkpointer.unsound
+    )
     if progress is None:
         init_weights(stages, config.train.seed)  # again: a checkpoint that failed half-way may have been loaded
         optimizer.state.clear()
@@ -142,7 +149,8 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
             print(line, flush=True)
         tensorboard = run.tensorboard if config.logging.tensorboard else None
         reporter = Reporter(run.metrics, tensorboard, progress.step + 1, config.train.steps, config.logging.interval, peak)
-        lead = Lead(journal, ControlFiles(run.control, run.notice(launch.attempt)), reporter)
+        plan = _save_plan(run, launch, config, checkpointer, journal, progress.step)
+        lead = Lead(journal, ControlFiles(run.control, run.notice(launch.attempt)), reporter, plan)
 
     def first_step(step: int) -> None:
         clock.mark("first_step")
@@ -174,6 +182,15 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
     return outcome
 
 
+def _save_plan(run: RunDir, launch: Launch, config: Config, checkpointer: Checkpointer, journal: Journal, step: int) -> SavePlan:
+    """From what the run's earlier attempts measured and how they ended."""
+    events = read_journal(run.journal)
+    checkpointer.save_seconds[:] = measured_saves(events)
+    lead_s = config.resilience.stop_lead_s if config.cluster.scheduler == "slurm" else math.inf
+    end = end_of_job(events, launch.attempt)
+    return SavePlan(config.checkpoint, checkpointer, journal, attempts_of(events, []), config.nodes, step, lead_s, end)
+
+
 def _watchdog(run: RunDir, launch: Launch, config: Config) -> Watchdog | None:
     """One that watches from now on, so that start-up is in its sight."""
     timeout, startup = config.resilience.hang_timeout_s, config.resilience.hang_startup_timeout_s
@@ -191,6 +208,7 @@ def _facts(config: Config, sizes: Sizes) -> dict[str, object]:
         "torch": torch.__version__,
         "world_size": config.world_size,
         "layout": str(sizes),
+        "microbatch": sizes.microbatch,
         "experts": model.experts,
         "model": shape | {"expert_ffn": model.expert_ffn, "parameters": parameters(model).total},
     }

@@ -5,11 +5,12 @@ Also the names of checkpoints and which of them to keep. Not for tensors (hpcmoe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from hpcmoe.files import read_json, write_json
 MANIFEST = "manifest.json"
 FORMAT = 1
 PUBLISHED = re.compile(r"step-(\d{8,})")
-SCRAP = re.compile(r"\.step-\d{8,}\.(?P<attempt>.+)\.(tmp|old|gone)")
+SCRAP = re.compile(r"\.step-(?P<step>\d{8,})\.(?P<attempt>.+)\.(?P<kind>tmp|old|gone)")
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,7 @@ def scrap_name(step: int, attempt: str, kind: str) -> str:
 
 def published(checkpoints: Path) -> list[int]:
     """Steps that have a checkpoint directory, newest first; whether it is whole is another question."""
-    names = os.listdir(checkpoints) if checkpoints.is_dir() else []
-    return sorted((int(match.group(1)) for name in names if (match := PUBLISHED.fullmatch(name))), reverse=True)
+    return sorted((int(match.group(1)) for name in _names(checkpoints) if (match := PUBLISHED.fullmatch(name))), reverse=True)
 
 
 def checksum(path: Path) -> int:
@@ -84,9 +84,39 @@ def publish(checkpoints: Path, step: int, attempt: str, records: list[FileRecord
     if final.exists():
         shutil.rmtree(old, ignore_errors=True)
         os.rename(final, old)
-    os.rename(tmp, final)
+    try:
+        os.rename(tmp, final)
+    except OSError:
+        if old.exists():
+            os.rename(old, final)  # a save that fails takes nothing away
+        raise
     sync_directory(checkpoints)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def adopt_scraps(checkpoints: Path) -> list[str]:
+    """Finish what a killed ``publish`` left: whole ones that lack only their name get it, replaced ones come back. Their names.
+
+    For the start of an attempt, before it looks for the newest checkpoint: no other attempt may be writing.
+    """
+    adopted = []
+    scraps = [(match, name) for name in _names(checkpoints) if (match := SCRAP.fullmatch(name))]
+    for kind in ("tmp", "old"):  # where both are left, what was to come is newer than what was to go
+        for match, name in scraps:
+            final = checkpoints / checkpoint_name(int(match.group("step")))
+            if match.group("kind") != kind or final.exists():
+                continue
+            manifest = read_manifest(checkpoints / name)
+            if isinstance(manifest, str) or damage(checkpoints / name, manifest["files"], full=False) is not None:
+                continue
+            with contextlib.suppress(OSError):
+                os.rename(checkpoints / name, final)
+                adopted.append(final.name)
+    return adopted
+
+
+def _names(checkpoints: Path) -> list[str]:
+    return sorted(os.listdir(checkpoints)) if checkpoints.is_dir() else []
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | str:
@@ -98,6 +128,9 @@ def read_manifest(directory: Path) -> dict[str, Any] | str:
         return f"{MANIFEST} lists no files"
     if manifest.get("format") != FORMAT:
         return f"{MANIFEST} has format {manifest.get('format')}, this version reads {FORMAT}"
+    named = PUBLISHED.fullmatch(directory.name)
+    if named and manifest.get("step") != int(named.group(1)):
+        return f"{MANIFEST} is of step {manifest.get('step')}"
     return manifest
 
 
@@ -118,13 +151,19 @@ def damage(directory: Path, files: dict[str, Any], full: bool) -> str | None:
     return None
 
 
-def to_delete(steps: Iterable[int], newest: int, keep_last: int, keep_every: int | None) -> list[int]:
-    """Which checkpoints go once ``newest`` is published: all but the last few and every so many-th.
+def to_delete(
+    steps: Iterable[int], newest: int, keep_last: int, keep_every: int | None, unsound: Set[int] = frozenset()
+) -> list[int]:
+    """Which checkpoints go once ``newest`` is published: those before the last few, but for every so many-th.
 
+    ``unsound`` ones, passed over when the run was resumed, do not count among the last few: what is kept is there to be used.
     Steps above ``newest`` are left alone: they were skipped as damaged and are replaced when the run gets there.
     """
     past = sorted((step for step in steps if step <= newest), reverse=True)
-    return [step for step in past[keep_last:] if not (keep_every and step % keep_every == 0)]
+    kept = [step for step in past if step not in unsound][:keep_last]
+    if len(kept) < keep_last:
+        return []
+    return [step for step in past if step < kept[-1] and not (keep_every and step % keep_every == 0)]
 
 
 def delete(checkpoints: Path, step: int, attempt: str) -> None:
@@ -136,7 +175,7 @@ def delete(checkpoints: Path, step: int, attempt: str) -> None:
 
 def sweep_scraps(checkpoints: Path, attempt: str) -> None:
     """Remove what earlier attempts left unfinished; what ``attempt`` itself writes stays."""
-    for name in os.listdir(checkpoints):
+    for name in _names(checkpoints):
         match = SCRAP.fullmatch(name)
         if match and match.group("attempt") != attempt:
             shutil.rmtree(checkpoints / name, ignore_errors=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -93,6 +94,7 @@ class Reporter:
         self._fd = os.open(metrics, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         size = os.fstat(self._fd).st_size
         self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"  # an earlier attempt was killed inside its line
+        self._kept = b""  # not written yet
         self._tensorboard, self._first_step = tensorboard, first_step
         self._writer: SummaryWriter | None = None
         self._evaluated: Evaluated | None = None  # and not written yet
@@ -124,10 +126,15 @@ class Reporter:
         self._scalars({"eval/loss": result.loss}, result.step, time.time())
 
     def _line(self, values: dict[str, Any]) -> None:
-        """One write; JSON has no infinity and no NaN."""
+        """One write; JSON has no infinity and no NaN. What a full disk does not take is kept and comes first next time."""
         known = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()}
-        os.write(self._fd, (("\n" if self._torn else "") + json.dumps(known, allow_nan=False) + "\n").encode())
+        self._kept += (("\n" if self._torn else "") + json.dumps(known, allow_nan=False) + "\n").encode()
         self._torn = False
+        try:
+            while self._kept:
+                self._kept = self._kept[os.write(self._fd, self._kept) :]
+        except OSError as error:
+            print(f"metrics cannot be written ({error}); {len(self._kept)} bytes wait", file=sys.stderr, flush=True)
 
     def _progress(self, f: StepFigures) -> str:
         mfu = "MFU unknown" if f.mfu is None else f"MFU {100 * f.mfu:.1f} % ({f.flops_convention}, {self.peak})"
@@ -141,20 +148,28 @@ class Reporter:
     def _scalars(self, values: dict[str, float | None], step: int, walltime: float) -> None:
         if self._tensorboard is None:
             return
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter  # a second of imports, only where it is used
+        try:
+            if self._writer is None:
+                from torch.utils.tensorboard import SummaryWriter  # a second of imports, only where it is used
 
-            # steps that are redone after a resume replace the earlier attempt's
-            self._writer = SummaryWriter(str(self._tensorboard), purge_step=self._first_step, flush_secs=30)
-        for name, value in values.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, step, walltime=walltime)
+                # steps that are redone after a resume replace the earlier attempt's
+                self._writer = SummaryWriter(str(self._tensorboard), purge_step=self._first_step, flush_secs=30)
+            for name, value in values.items():
+                if value is not None:
+                    self._writer.add_scalar(name, value, step, walltime=walltime)
+        except OSError as error:
+            self._tensorboard, self._writer = None, None
+            print(f"no more TensorBoard scalars from this attempt: {error}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        os.fsync(self._fd)
-        os.close(self._fd)
+        """Everything is as durable as the disk lets it be."""
+        try:
+            if self._writer is not None:
+                self._writer.close()
+            os.fsync(self._fd)
+            os.close(self._fd)
+        except OSError as error:
+            print(f"metrics may be incomplete: {error}", file=sys.stderr, flush=True)
 
 
 def quantity(value: float) -> str:

@@ -19,6 +19,7 @@ from hpcmoe.engine.agreement import Agreed, StepSums, agree_on_stop, reduce_step
 from hpcmoe.engine.callbacks.callback import Callback, Phase, Told
 from hpcmoe.engine.checkpoint import Checkpointer, Progress
 from hpcmoe.engine.compute import Compute
+from hpcmoe.engine.interval import SavePlan
 from hpcmoe.engine.optimizer import clip_gradients
 from hpcmoe.engine.peak import Peak
 from hpcmoe.engine.report import Reporter, figures_of
@@ -36,6 +37,7 @@ class Outcome:
     verdict: Word
     step: int
     source: Source | None = None
+    reason: str | None = None  # what went wrong while leaving, if something did
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Lead:
     journal: Journal
     control: ControlFiles
     reporter: Reporter
+    plan: SavePlan
 
 
 @dataclass
@@ -65,7 +68,8 @@ class Trainer:
     lead: Lead | None  # rank 0 only
     on_first_step: Callable[[int], None] = lambda step: None
     callbacks: Sequence[Callback] = ()
-    _honouring_save: bool = field(default=False, init=False)
+    _save_asked: bool = field(default=False, init=False)  # by control/save, at the newest step; rank 0's
+    _honouring_save: bool = field(default=False, init=False)  # its save has begun; the file stays until one succeeds; rank 0's
     _skipped: str | None = field(default=None, init=False)  # why the newest step was not taken
     _clock: float = field(default=0.0, init=False)  # when the running step began
 
@@ -83,13 +87,15 @@ class Trainer:
             agreed = self.train_step()
             seconds = time.monotonic() - self._clock
             self._clock += seconds
+            if self.lead is not None:
+                self.lead.plan.done(seconds)
             if first:
                 self.on_first_step(self.progress.step)
                 first = False
             stop = self._report_and_hear(agreed, seconds)
             if self.progress.step < steps and stop is not None:
                 return self._leave(stop)
-            self._maybe_save(agreed.control_save)
+            self._maybe_save(agreed.save)
         return self._leave(None)
 
     def train_step(self) -> Agreed:
@@ -123,11 +129,17 @@ class Trainer:
         return self.compute.train(here, sequences * self.config.train.seq_len)
 
     def _agree(self, step: int, sums: StepSums) -> Agreed:
-        """Signals and control files are looked at here, once a step, as late as the reduction allows."""
+        """Signals, control files and the plan are looked at here, once a step, as late as the reduction allows."""
         self._entering(step, "agree")
         asked = asked_to_stop(self.signals, self._control())
-        save = self.lead is not None and not self._honouring_save and self.lead.control.save_asked()
-        return reduce_step(sums, signal=asked.signal, control_stop=asked.control, control_save=save)
+        save = limit = False
+        if self.lead is not None:
+            asked_save = self.lead.control.save_asked()
+            self._honouring_save = self._honouring_save and asked_save
+            self._save_asked = asked_save and not self._honouring_save
+            save = self._save_asked or self.lead.plan.due(step)
+            limit = self.lead.plan.leaving()
+        return reduce_step(sums, signal=asked.signal, control_stop=asked.control, save=save, limit=limit)
 
     def _reason_to_skip(self, step: int, agreed: Agreed) -> str | None:
         """The first reason that a callback has. What is not finite never gets into the weights, whoever is there."""
@@ -196,19 +208,26 @@ class Trainer:
         self.progress.callbacks = json.dumps({name: state for name, state in states.items() if state is not None})
         return self.progress
 
-    def _maybe_save(self, asked: bool) -> None:
-        interval, step = self.config.checkpoint.interval, self.progress.step
+    def _maybe_save(self, wanted: bool) -> None:
+        """``wanted``: by rank 0, which said so in the step's reduction."""
+        step = self.progress.step
         self.checkpointer.poll()
-        if self.lead is not None and self._honouring_save and not self.checkpointer.in_flight():
+        if self._honouring_save and not self.checkpointer.in_flight() and not self.checkpointer.failed_in_a_row:
+            assert self.lead is not None
             self.lead.control.save_done()
             self._honouring_save = False
-        if step < self.config.train.steps and (asked or (interval and step % interval == 0)):
+        if wanted and step < self.config.train.steps:
             self._entering(step, "save")
             self.checkpointer.start(self.stages, self.optimizer, self._snapshot())
-            self._honouring_save = self._honouring_save or asked
+            if self.lead is not None:
+                self.lead.plan.started(step)
+                self._honouring_save = self._honouring_save or self._save_asked
 
     def _leave(self, source: Source | None) -> Outcome:
-        """Save unless nothing is new, and only then say so. ``source``: who asked to stop; None: training is complete."""
+        """Save unless nothing is new, and only then say so. ``source``: who asked to stop; None: training is complete.
+
+        Where the save fails the run leaves with the checkpoint it has. Training that is complete is not: it raises OSError.
+        """
         step = self.progress.step
         if self.lead is not None and source is not None:
             self.lead.journal.append("stop_requested", step=step, source=source)
@@ -217,13 +236,17 @@ class Trainer:
             callback.before_leaving(step, source)
         self._entering(step, "save")
         begun = time.monotonic()
-        if step > 0:
-            self.checkpointer.save_durably(self.stages, self.optimizer, self._snapshot())
+        failure = self.checkpointer.save_durably(self.stages, self.optimizer, self._snapshot()) if step > 0 else None
+        if failure is not None and source is None:
+            raise OSError(f"all {step} steps are done, but the last checkpoint cannot be written: {failure}")
+        saved = step if failure is None else self.checkpointer.saved_step or 0
+        reason = None if failure is None else f"step {step} could not be saved ({failure}); the run continues after step {saved}"
         verdict: Word = "completed" if source is None else "stopped" if source == "control" else "leave"
         if self.lead is not None:
             if source is None:
                 self.lead.control.save_done()
-            self.lead.journal.append("left", step=step, verdict=verdict, save_s=round(time.monotonic() - begun, 4))
+            took = round(time.monotonic() - begun, 4)
+            self.lead.journal.append("left", step=step, saved_step=saved, verdict=verdict, save_s=took)
         for callback in self.callbacks:
             callback.close()
-        return Outcome(verdict, step, source)
+        return Outcome(verdict, saved, source, reason)

@@ -10,7 +10,7 @@ from hpcmoe.files import write_atomic, write_json
 from hpcmoe.runs.rundir import RunDir
 
 Word = Literal["completed", "leave", "stopped", "failed"]
-Source = Literal["signal", "control"]
+Source = Literal["signal", "control", "time_limit"]  # the last: the ranks saw the job's end coming themselves
 
 
 def write_verdict(

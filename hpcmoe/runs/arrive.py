@@ -6,6 +6,7 @@ Exit code 0: go on; 3: there is nothing to do here; 2: error, with one line on s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -113,10 +114,25 @@ def journal_start(run: RunDir, place: Place, config: dict, previous_end: float |
         nodes=place.nodes,
         hosts=expand_hostlist(place.nodelist) if place.scheduler == "slurm" else [place.nodelist],
         gpus=gpus_of_attempt(place, config),
+        end_time=end_of_job(place),
         away_s=None if previous_end is None else round(time.time() - previous_end, 3),  # since the previous attempt's end
         pid=os.getppid(),
         start_ticks=process_start_ticks(os.getppid()),
     )
+
+
+def end_of_job(place: Place) -> float | None:
+    """When Slurm will end this start of the job (epoch s): where its warning comes too late, the ranks leave by themselves.
+
+    None: not known, or at no set time.
+    """
+    if place.scheduler == "local":
+        return None
+    with contextlib.suppress(SlurmError):
+        facts = client.show_job(place.job_id)
+        return facts.end_time if facts is not None else None
+    told = os.environ.get("SLURM_JOB_END_TIME", "")  # 23.02 and later; for nodes where nobody can be asked
+    return float(told) if told.isdigit() else None
 
 
 def take_claim(run: RunDir, place: Place) -> bool:

@@ -19,7 +19,7 @@ from hpcmoe.runs.arrive import gpus_of_attempt, release_claim, work_done
 from hpcmoe.runs.blame import exclude_flag, stay_away, why_ended
 from hpcmoe.runs.budget import budgets_of, give_up_reason, not_before, spent_reason
 from hpcmoe.runs.ending import Ending, cause_of
-from hpcmoe.runs.journal import Journal
+from hpcmoe.runs.journal import Journal, PatientJournal
 from hpcmoe.runs.lastwords import detail_of, last_lines
 from hpcmoe.runs.lifecycle import Decision, Departure, Step, react
 from hpcmoe.runs.notify import send_end
@@ -44,7 +44,7 @@ def depart(run: RunDir, place: Place, rc: int, heard: frozenset[str]) -> int:
     ending = _ending(run, place, record, verdict, rc, heard, config)
     cause, said = why_ended(run, place.attempt, cause_of(ending), config)
     detail = verdict.get("reason") or said or detail_of(run, place.attempt, cause, rc)
-    journal = Journal(run.journal, place.attempt)
+    journal = PatientJournal(run.journal, place.attempt)  # a full disk must not keep the run from coming back
     journal.append(
         "attempt_ended",
         cause=cause.value,
@@ -81,6 +81,7 @@ def _ending(run: RunDir, place: Place, record: Record, verdict: dict, rc: int, h
         heard=heard,
         cancel_requested=record.life.cancel_requested,
         stop_lead_s=float(config["resilience"]["stop_lead_s"]),
+        source=verdict.get("source"),
         hung=run.hang(place.attempt).exists(),
     )
     if place.scheduler == "local":

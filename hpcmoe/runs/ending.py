@@ -40,6 +40,7 @@ class Ending:
     heard: frozenset[str]  # signals the batch shell heard: {"USR1", "TERM"}
     cancel_requested: bool  # `hpcmoe cancel` journalled it
     stop_lead_s: float
+    source: str | None = None  # of the verdict "leave": what the ranks heard; time_limit: they saw the end coming themselves
     hung: bool = False  # the watchdog left its report
     job_state: str | None = None  # Slurm's base state; None: Slurm could not be asked, or there is no Slurm
     requeueing: bool = False  # Slurm itself is bringing the job back
@@ -76,6 +77,8 @@ def cause_of(ending: Ending) -> Cause:
         return Cause.REQUEUED
     if ending.hung and ending.verdict is None:
         return Cause.HANG
+    if ending.source == "time_limit":
+        return Cause.TIME_LIMIT
     if "USR1" in ending.heard and _near_the_limit(ending):
         return Cause.TIME_LIMIT
     if ending.verdict == "leave" or ending.heard:

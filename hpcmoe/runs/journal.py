@@ -5,8 +5,11 @@ Append-only; every process that learns something adds one line with one write. N
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -30,18 +33,45 @@ class Journal:
         self.attempt = attempt
 
     def append(self, event: str, **fields: Any) -> Event:
-        """Write one event now, durably; returns it as written."""
+        """Write one event now, durably; returns it as written. Raises OSError when it could not be written whole."""
         entry: Event = {"t": time.time(), "event": event, "attempt": self.attempt, **fields}
-        line = json.dumps(entry, default=str) + "\n"
+        self._write(json.dumps(entry, default=str) + "\n")
+        return entry
+
+    def _write(self, line: str) -> None:
         fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             size = os.fstat(fd).st_size
             torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-            os.write(fd, (("\n" if torn else "") + line).encode())
+            whole = (("\n" if torn else "") + line).encode()
+            if os.write(fd, whole) < len(whole):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             os.fsync(fd)
         finally:
             os.close(fd)
-        return entry
+
+
+class PatientJournal(Journal):
+    """For those who have better things to do than die of a full disk: what cannot be written is kept and comes first next time.
+
+    Events keep their times and their order.
+    """
+
+    def __init__(self, path: Path, attempt: str | None = None) -> None:
+        super().__init__(path, attempt)
+        self._kept: list[str] = []
+        self._lock = threading.Lock()  # a checkpoint's thread appends, too
+
+    def _write(self, line: str) -> None:
+        with self._lock:
+            self._kept.append(line)
+            while self._kept:
+                try:
+                    super()._write(self._kept[0])
+                except OSError as error:
+                    print(f"the journal cannot be written ({error}); {len(self._kept)} events wait", file=sys.stderr, flush=True)
+                    return
+                self._kept.pop(0)
 
 
 def parse_json_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
@@ -75,13 +105,16 @@ def split_lines(data: bytes) -> list[bytes]:
     return lines
 
 
-def iter_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a .jsonl file; torn or foreign lines (a writer was killed) are passed over."""
+def iter_json_lines(path: Path, containing: bytes = b"") -> Iterator[dict[str, Any]]:
+    """The JSON objects of a .jsonl file; torn or foreign lines (a writer was killed) are passed over.
+
+    ``containing``: only of lines that hold these bytes; the others are not read as JSON, which takes most of the time.
+    """
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:
         return
-    yield from parse_json_lines(split_lines(data))
+    yield from parse_json_lines([line for line in split_lines(data) if containing in line])
 
 
 def first_json_line(path: Path) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hpcmoe.runs.journal import Event
@@ -31,6 +31,7 @@ class Attempt:
     last_step: int | None = None
     saved_step: int | None = None  # newest durable checkpoint that this attempt published
     steps_lost: int | None = None  # steps done here that nobody could continue from
+    left: bool = False  # it was warned, and had its say: saved, or at least tried to
     save_s: float | None = None  # seconds the leaving save took
     startup: dict[str, float] = field(default_factory=dict)  # seconds to the first step, by part, in their order; rank 0's
     restart_s: float | None = None  # from the previous attempt's end to this one's first step
@@ -39,10 +40,14 @@ class Attempt:
     def open(self) -> bool:
         return self.cause is None
 
-    def gpu_hours(self, now: float) -> float:
-        """GPUs allocated x hours held, up to ``now`` for an attempt that still runs."""
+    def held_s(self, now: float) -> float:
+        """Seconds on its nodes, up to ``now`` for an attempt that still runs; never negative, whatever clocks did."""
         end = self.ended if self.ended is not None else now
-        return self.gpus * max(0.0, end - self.started) / HOUR_S
+        return max(0.0, end - self.started)
+
+    def gpu_hours(self, now: float) -> float:
+        """GPUs allocated x hours held."""
+        return self.gpus * self.held_s(now) / HOUR_S
 
     def as_json(self, now: float) -> dict[str, Any]:
         return {
@@ -89,7 +94,7 @@ def _apply(attempt: Attempt, event: Event) -> Attempt:
         case "checkpoint_saved":
             return replace(attempt, saved_step=max(attempt.saved_step or 0, int(event["step"])))
         case "left":
-            return replace(attempt, save_s=event.get("save_s"))
+            return replace(attempt, save_s=event.get("save_s"), left=True)
         case "attempt_ended":
             return replace(
                 attempt,
@@ -173,3 +178,55 @@ def last_sign_of_life(attempt: str, events: Iterable[Event], metrics: Iterable[d
     times = [float(event["t"]) for event in events if event.get("attempt") == attempt]
     times += [float(line["t"]) for line in metrics if line.get("attempt") == attempt and "t" in line]
     return max(times, default=None)
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """How much of what was done, and of the time, went into steps that the run still stands on. Times are seconds."""
+
+    useful_steps: int
+    all_steps: int  # done, those done again too
+    useful_s: float  # that the useful steps took
+    held_s: float  # on nodes, over all attempts
+    wall_s: float  # from the first attempt's start on: the queue between attempts, too
+
+    @property
+    def of_steps(self) -> float | None:
+        return self.useful_steps / self.all_steps if self.all_steps else None
+
+    @property
+    def of_held(self) -> float | None:
+        return self.useful_s / self.held_s if self.held_s else None
+
+    @property
+    def of_wall(self) -> float | None:
+        return self.useful_s / self.wall_s if self.wall_s else None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"of_steps": self.of_steps, "of_held": self.of_held, "of_wall": self.of_wall}
+
+
+def goodput_of(attempts: Sequence[Attempt], metrics: Iterable[dict[str, Any]], now: float) -> Goodput:
+    """Up to ``now``, or to the last attempt's end. Steps that a running attempt has not saved yet count as useful."""
+    useful: dict[int, float] = {}
+    done, writer = 0, None
+    for line in metrics:
+        step = line.get("step")
+        if not isinstance(step, int):
+            continue
+        if line.get("attempt") != writer:  # an attempt continues from a checkpoint; what came after it is gone
+            writer = line.get("attempt")
+            useful = {earlier: seconds for earlier, seconds in useful.items() if earlier < step}
+        useful[step] = float(line.get("seconds") or 0.0)
+        done += 1
+    last = attempts[-1] if attempts else None
+    if last is not None and not last.open and last.attempt == writer and last.steps_lost and last.last_step is not None:
+        useful = {step: seconds for step, seconds in useful.items() if step <= last.last_step - last.steps_lost}
+    end = now if last is None or last.ended is None else last.ended
+    return Goodput(
+        useful_steps=len(useful),
+        all_steps=done,
+        useful_s=sum(useful.values()),
+        held_s=sum(attempt.held_s(now) for attempt in attempts),
+        wall_s=max(0.0, end - attempts[0].started) if attempts else 0.0,
+    )

@@ -111,7 +111,7 @@ def bf16_moments_and_reductions_train_and_convert(text: Path, scratch: Path) -> 
         writer = start(text, scratch / moments, SHARDED, moments=moments)
         near(exact, losses(writer), f"moments={moments}")
         writer.checkpointer.journal = Journal(scratch / "events.jsonl", "test.0") if dist.get_rank() == 0 else None
-        writer.checkpointer.save_durably(writer.stages, writer.optimizer, writer.progress)
+        assert writer.checkpointer.save_durably(writer.stages, writer.optimizer, writer.progress) is None
         folders[moments] = (writer, scratch / moments)
     for stored, (writer, folder) in folders.items():
         for kept in ("fp32", "bf16"):

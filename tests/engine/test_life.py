@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
+import subprocess
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +98,9 @@ def test_one_signalled_rank_makes_all_leave_at_one_step_and_the_resumed_losses_a
     ]
     assert events(run, "resumed")[0]["step"] == verdict["step"]
     assert events(run, "first_step")[1]["step"] == verdict["step"] + 1
+    (certified,) = events(run, "certified")
+    assert certified["reason"] == f"step {verdict['step'] + 1} had not been done after this checkpoint before"
+    assert [(event["step"], event["count"]) for event in events(run, "next_samples")] == [(1, 8), (verdict["step"] + 1, 8)]
 
 
 def test_after_a_kill_and_a_damaged_checkpoint_the_one_before_is_used(text: Path, untouched: RunDir, tmp_path: Path) -> None:
@@ -118,9 +124,43 @@ def test_after_a_kill_and_a_damaged_checkpoint_the_one_before_is_used(text: Path
     assert skipped["checkpoint"] == checkpoint_name(newest)
     assert skipped["reason"] == "__1_0.distcp does not match its checksum"
     assert events(run, "resumed")[0]["step"] == before
+    (certified,) = events(run, "certified")
+    assert (certified["verdict"], certified["step"], certified["before"]["attempt"]) == ("identical", before + 1, "job.0")
     assert losses(run) == losses(untouched)
     assert not scrap.exists()
     assert published(run.checkpoints) == [40, 36, 32]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=False).returncode:
+        pytest.skip("only root can mount a small file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=False)
+
+
+def test_a_disk_that_is_full_for_a_while_costs_some_saves_and_nothing_else(
+    text: Path, untouched: RunDir, small_disk: Path, tmp_path: Path
+) -> None:
+    """Metrics and logs lie on it, too; the journal does not, so that the test can see what happens."""
+    run = make_run(small_disk / "run", config(text, checkpoint=CheckpointConfig(interval=2, keep_last=2)))
+    run.journal.symlink_to(tmp_path / "events.jsonl")
+    attempt = Attempt(run, "job.0", WORLD)
+    attempt.wait_for(lambda: bool(published(run.checkpoints)))
+    ballast = run.path / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+    attempt.wait_for(lambda: bool(events(run, "save_failed")))
+    assert published(run.checkpoints), "what was sound before"
+    ballast.unlink()
+    assert attempt.finish() == [0, 0], attempt.log()
+    assert published(run.checkpoints) == [40, 38]
+    assert "No space left on device" in events(run, "save_failed")[0]["reason"]
+    assert len(metrics(run)) == STEPS, "no line was lost"
+    assert losses(run) == losses(untouched)
 
 
 def test_checkpoints_that_are_all_unusable_mean_a_fresh_start(text: Path, untouched: RunDir, tmp_path: Path) -> None:

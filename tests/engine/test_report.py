@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpcmoe.engine.callbacks.callback import Evaluated
+from hpcmoe.engine.outlet import Outlet
 from hpcmoe.engine.peak import Peak
 from hpcmoe.engine.report import Reporter, StepFigures
 
@@ -69,3 +73,30 @@ def test_an_evaluation_is_told_at_once_and_written_with_the_next_step_once(
         (1, 2.5, 1, 2.25),
         (2, 2.5, None, None),
     ]
+
+
+def test_lines_that_a_full_disk_refuses_are_written_whole_and_in_order_later(
+    reporter: Reporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    write, room = os.write, [100, 0]
+
+    def short(fd: int, data: bytes) -> int:
+        size = room.pop(0) if room else 0
+        if not size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data[:size])
+
+    monkeypatch.setattr(os, "write", short)
+    reporter.write(FIGURES)
+    reporter.write(replace(FIGURES, step=2))
+    monkeypatch.undo()
+    assert "metrics cannot be written" in capsys.readouterr().err
+    reporter.write(replace(FIGURES, step=3))
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]
+
+
+def test_words_that_a_full_disk_refuses_end_no_rank() -> None:
+    outlet = Outlet(io.FileIO("/dev/full", "wb"), encoding="utf-8", write_through=True)
+    print("step 1", file=outlet, flush=True)
+    print("step 2", file=outlet, flush=True)
+    assert outlet.write("step 3") == 6

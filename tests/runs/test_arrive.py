@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> States:
 
     monkeypatch.setattr(client, "squeue", squeue)
     monkeypatch.setattr(client, "sacct", lambda ids, since: [])
+    monkeypatch.setattr(client, "show_job", lambda job_id: None)
     return states
 
 
@@ -160,3 +162,22 @@ def test_where_slurm_s_commands_are_missing_on_the_node_the_run_starts_all_the_s
 
     monkeypatch.setattr(client, "end_within", missing)
     assert arrive(run_of(tmp_path, "resilience.max_gpu_hours=2"), place("7")) == GO_ON
+
+
+def test_the_jobs_end_is_asked_of_slurm_and_taken_from_the_environment_where_nobody_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    monkeypatch.setattr(client, "show_job", lambda job_id: SimpleNamespace(end_time=1234.0))
+    assert room.end_of_job(place("7")) == 1234.0
+    monkeypatch.setattr(client, "show_job", lambda job_id: None)
+    assert room.end_of_job(place("7")) is None
+
+    def silent(job_id: str) -> None:
+        raise SlurmMissing("no scontrol")
+
+    monkeypatch.setattr(client, "show_job", silent)
+    assert room.end_of_job(place("7")) is None
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1788000000")
+    assert room.end_of_job(place("7")) == 1788000000.0
+    assert room.end_of_job(Place("local-5.0", "local-5", 0, 1, "here", "local")) is None

@@ -34,6 +34,9 @@ def heard(*names: str) -> frozenset[str]:
         (ending(verdict="leave", heard=heard("USR1"), job_state="RUNNING", end_time=NOW + 100), Cause.TIME_LIMIT),
         (ending(verdict="leave", heard=heard("USR1"), job_state="RUNNING", end_time=NOW + 3600), Cause.SIGNALLED),
         (ending(verdict=None, rc=143, job_state="TIMEOUT"), Cause.TIME_LIMIT),
+        # the ranks saw the end coming themselves; a preemption that came first is one
+        (ending(verdict="leave", source="time_limit", job_state="RUNNING", end_time=NOW + 300), Cause.TIME_LIMIT),
+        (ending(verdict="leave", source="time_limit", job_state="RUNNING", preempt_time=NOW - 2), Cause.PREEMPTED),
         # a user's cancel, with our verb or with plain scancel
         (ending(verdict="leave", heard=heard("TERM"), job_state="CANCELLED"), Cause.CANCELLED),
         (ending(verdict="leave", heard=heard("TERM"), cancel_requested=True), Cause.CANCELLED),

@@ -1,14 +1,17 @@
 """The journal survives what happens to files on a shared disk: many writers, killed writers, foreign bytes."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcmoe.runs.journal import Journal, read_journal
+from hpcmoe.runs.journal import Journal, PatientJournal, read_journal
 
 WRITER = """
 import sys
@@ -58,3 +61,30 @@ def test_a_torn_line_costs_itself_and_no_other(torn: bytes, cut: int, tmp_path_f
     assert names[0] == "first"
     assert names[-1] == "after"
     assert len(names) == 2
+
+
+def test_a_patient_journal_keeps_what_a_full_disk_refuses_and_writes_it_in_order_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = PatientJournal(tmp_path / "events.jsonl", "7.0")
+    journal.append("first")
+    write = os.write
+
+    def refuse(fd: int, data: bytes) -> int:
+        write(fd, data[:5])  # a part still fits
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", refuse)
+    journal.append("second", step=2)
+    journal.append("third")
+    monkeypatch.undo()
+    assert "2 events wait" in capsys.readouterr().err
+    journal.append("fourth")
+    assert [event["event"] for event in read_journal(journal.path)] == ["first", "second", "third", "fourth"]
+
+
+def test_an_event_that_was_written_in_part_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
+    with pytest.raises(OSError, match="No space left"):
+        Journal(tmp_path / "events.jsonl").append("first")

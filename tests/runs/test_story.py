@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hpcmoe.runs.story import attempts_of, last_sign_of_life
+from hpcmoe.runs.story import attempts_of, goodput_of, last_sign_of_life
 
 
 def event(t: float, name: str, attempt: str | None = None, **fields: Any) -> dict[str, Any]:
@@ -96,3 +96,34 @@ def test_a_clock_that_was_set_back_makes_no_negative_launch() -> None:
 def test_the_last_sign_of_life_is_the_newest_line_anywhere() -> None:
     assert last_sign_of_life("7.1", PREEMPTED_THEN_KILLED, METRICS) == 300
     assert last_sign_of_life("9.9", PREEMPTED_THEN_KILLED, METRICS) is None
+
+
+def timed(attempt: str, first: int, last: int, seconds: float) -> list[dict[str, Any]]:
+    return [{"attempt": attempt, "step": step, "t": 0.0, "seconds": seconds} for step in range(first, last + 1)]
+
+
+def test_goodput_counts_each_step_once_and_of_the_time_that_which_it_took() -> None:
+    metrics = timed("7.0", 1, 30, 1.0) + timed("7.1", 31, 47, 1.0) + timed("7.2", 41, 50, 2.0)
+    found = goodput_of(attempts_of(PREEMPTED_THEN_KILLED, metrics), metrics, now=400)
+    assert (found.useful_steps, found.all_steps, found.useful_s) == (50, 57, 40 + 10 * 2)
+    assert (found.held_s, found.wall_s) == (51 + 60 + 100, 300)
+    assert found.as_json()["of_steps"] == pytest.approx(50 / 57)
+    assert found.of_held == pytest.approx(60 / 211)
+    assert found.of_wall == pytest.approx(60 / 300)
+
+
+def test_steps_that_the_next_attempt_has_not_done_again_yet_are_not_useful() -> None:
+    metrics = timed("7.0", 1, 30, 1.0) + timed("7.1", 21, 23, 1.0)
+    assert goodput_of([], metrics, now=0).useful_steps == 23
+
+
+def test_what_the_last_attempt_lost_is_not_useful_once_it_has_ended() -> None:
+    events = [started(0, "7.0"), event(5, "checkpoint_saved", "7.0", step=10), event(20, "attempt_ended", "7.0", cause="crashed")]
+    metrics = timed("7.0", 1, 13, 1.0)
+    found = goodput_of(attempts_of(events, metrics), metrics, now=1e6)
+    assert (found.useful_steps, found.all_steps, found.wall_s) == (10, 13, 20)
+
+
+def test_a_run_without_steps_has_no_goodput() -> None:
+    found = goodput_of([], [], now=5)
+    assert (found.of_steps, found.of_held, found.of_wall) == (None, None, None)

@@ -107,7 +107,12 @@ def test_preempted_where_slurm_cancels_and_a_rank_killed_without_warning(
     night.until_state("COMPLETED", "FAILED")
     assert_as_untouched(night, untouched)
     assert_story(night, ["preempted", "preempted", "crashed", "completed"], lost=[0, 0, None, 0])
-    assert night.status()["attempts"][2]["steps_lost"] <= 20  # checkpoint.interval
+    lost = night.status()["attempts"][2]["steps_lost"]
+    assert lost <= 20  # checkpoint.interval
+    certificates = json.loads(night.hpcmoe("status", night.run_id, "--certify", "--json").stdout)["certificates"]
+    redone = "identical" if lost else "not_comparable"
+    assert [one["verdict"] for one in certificates] == ["not_comparable", "not_comparable", redone], night.postmortem()
+    assert all(event["end_time"] > event["t"] for event in night.events("attempt_started"))
 
 
 @nights("ordinary")

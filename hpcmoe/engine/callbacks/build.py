@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpcmoe.engine.callbacks.callback import Callback
+from hpcmoe.engine.callbacks.certificate import Certificate
 from hpcmoe.engine.callbacks.evaluation import Evaluation
 from hpcmoe.engine.callbacks.profiler import Profiler
 from hpcmoe.engine.callbacks.skip import SkipStep
 from hpcmoe.engine.callbacks.watchdog import Watchdog
+from hpcmoe.engine.schedule import batch_tokens
 from hpcmoe.engine.trainer import Trainer
+from hpcmoe.runs.journal import Journal
+from hpcmoe.runs.rundir import RunDir
 
 
 def build_callbacks(trainer: Trainer, rank: int, folder: Path, watchdog: Watchdog | None = None) -> list[Callback]:
@@ -17,6 +21,8 @@ def build_callbacks(trainer: Trainer, rank: int, folder: Path, watchdog: Watchdo
     config, checkpointer = trainer.config, trainer.checkpointer
     journal = trainer.lead.journal if trainer.lead is not None else None
     callbacks: list[Callback] = [] if watchdog is None else [watchdog]
+    if trainer.lead is not None:
+        callbacks.append(_certificate(trainer, trainer.lead.journal))
     callbacks.append(SkipStep(config.train.skip, journal, lambda: checkpointer.saved_step, config.optim.lr))
     profiler = config.logging.profiler
     if profiler.first_step is not None and rank in profiler.ranks:
@@ -24,6 +30,15 @@ def build_callbacks(trainer: Trainer, rank: int, folder: Path, watchdog: Watchdo
     if config.evaluation.interval:
         callbacks.append(_evaluation(trainer, watchdog))
     return callbacks
+
+
+def _certificate(trainer: Trainer, journal: Journal) -> Certificate:
+    train, loader, progress = trainer.config.train, trainer.loader, trainer.progress
+
+    def next_ids() -> list[int]:
+        return loader.ids(progress.position, batch_tokens(progress.tokens, train) // train.seq_len)
+
+    return Certificate(journal, RunDir(journal.path.parent).metrics, train.deterministic, next_ids)
 
 
 def _evaluation(trainer: Trainer, watchdog: Watchdog | None) -> Evaluation:

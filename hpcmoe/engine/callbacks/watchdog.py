@@ -17,7 +17,7 @@ from hpcmoe.engine.agreement import Agreed
 from hpcmoe.engine.callbacks.callback import NOTHING, Callback, Phase, Told
 from hpcmoe.engine.flight import dump_collectives
 from hpcmoe.files import read_json, write_json
-from hpcmoe.runs.journal import Journal
+from hpcmoe.runs.journal import PatientJournal
 from hpcmoe.runs.rundir import RunDir
 
 LONGEST_PERIOD_S = 10.0
@@ -117,13 +117,16 @@ class Watchdog(Callback):
 
     def _report(self, diagnosis: hang.Diagnosis) -> None:
         """The file comes last: the others leave when it is there, and the job with them."""
-        Journal(self.run.journal, self.attempt).append("hang", **diagnosis.as_json())
+        PatientJournal(self.run.journal, self.attempt).append("hang", **diagnosis.as_json())
         print(
             f"rank {self.rank}: hang: {diagnosis.text}; stacks are in {self.run.attempt(self.attempt)}",
             file=sys.stderr,
             flush=True,
         )
-        write_json(self.run.hang(self.attempt), diagnosis.as_json())
+        try:
+            write_json(self.run.hang(self.attempt), diagnosis.as_json())
+        except OSError as error:  # the others wait for it in vain, but not for ever
+            print(f"watchdog: {self.run.hang(self.attempt)} could not be written: {error}", file=sys.stderr, flush=True)
 
     def _await_report(self) -> None:
         for _ in range(PATIENCE):

@@ -39,6 +39,7 @@ from hpcmoe.engine.callbacks.build import build_callbacks
 from hpcmoe.engine.callbacks.callback import Callback, Evaluated, Told
 from hpcmoe.engine.callbacks.evaluation import Evaluation
 from hpcmoe.engine.callbacks.profiler import Profiler
+from hpcmoe.engine.interval import SavePlan
 from hpcmoe.engine.optimizer import local_squared_norm
 from hpcmoe.engine.parallelize import initial_values
 from hpcmoe.engine.report import Reporter
@@ -72,7 +73,8 @@ def trainer_of(config: Config, folder: Path) -> Trainer:
     trainer.progress.held_out = held_out
     if journal is not None:
         reporter = Reporter(folder / "metrics.jsonl", None, 1, config.train.steps, 1, trainer.peak)
-        trainer.lead = Lead(journal, ControlFiles(folder / "control", folder / "notice"), reporter)
+        plan = SavePlan(config.checkpoint, trainer.checkpointer, journal, [], 1, 0, 120.0)
+        trainer.lead = Lead(journal, ControlFiles(folder / "control", folder / "notice"), reporter, plan)
     trainer.callbacks = [*build_callbacks(trainer, dist.get_rank(), folder), Results()]
     return trainer
 

@@ -20,7 +20,7 @@ from tests.engine.ranks import run_together, write_text
 
 
 def agreed(loss: float, norm: float = 1.0) -> Agreed:
-    return Agreed(loss, 256, 1.0, 0.0, norm, torch.ones(1, 4), signal=False, control_stop=False, control_save=False)
+    return Agreed(loss, 256, 1.0, 0.0, norm, torch.ones(1, 4), signal=False, control_stop=False, save=False)
 
 
 def judge(skip: SkipStep, figures: list[Agreed], first: int = 1) -> list[str]:
