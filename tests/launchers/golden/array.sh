@@ -73,7 +73,8 @@ arrive
 # The ranks meet on the first node. A name that does not resolve must not give each rank a world of its own.
 nodes=$SLURM_JOB_NUM_NODES
 left_out=
-host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null | head -n 1)
+host=${host:-$SLURMD_NODENAME} # the batch shell's own node, which is the first one
 meet() {
   export MASTER_ADDR=127.0.0.1
   MASTER_PORT=$("$PYTHON" -m hpcmoe.slurm.port)
