@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpcmoe.runs.ending import Cause, Ending, cause_of
 from hpcmoe.runs.journal import Event
-from hpcmoe.runs.life import JobView, Life, fold, standing
+from hpcmoe.runs.life import JobView, Life, fold, standing, step
 from hpcmoe.runs.lifecycle import MOST_TRIES, SUBMISSION_S, Arrival, Decision, Departure, Happening, Look, Step, decide, react
 from hpcmoe.slurm.states import ALIVE, ENDED
 
@@ -150,6 +150,30 @@ def test_no_submission_is_decided_twice(story: list[Happening]) -> None:
             if decision.step is Step.SUBMIT:
                 assert waiting is None
                 waiting = decision.token
+
+
+STRANDED = [submitted("7", "resume"), start("7"), end("7"), event("stranded", reason="requeue was refused")]
+
+
+@given(st.lists(lines, max_size=15), st.lists(looks, min_size=1, max_size=5))
+def test_however_often_one_ending_is_looked_at_it_is_submitted_once(story: list[Event], others: list[Look]) -> None:
+    life = fold([*story, *STRANDED])
+    ended = Look(JobView("FAILED"), NOW + 1)
+    life, decisions = react(life, ended)
+    assert [decision.step for decision in decisions] == [Step.SUBMIT]
+    for look in (ended, *others, ended):
+        life, decisions = react(life, look)
+        assert Step.SUBMIT not in {decision.step for decision in decisions}
+
+
+@given(st.lists(lines, max_size=15), st.sampled_from(["submit", "sweep", "successor", "supervisor"]), looks)
+def test_a_cancel_and_an_end_outlast_what_others_submit(story: list[Event], how: str, look: Look) -> None:
+    cancelled = fold([*story, *STRANDED, event("cancel_requested")])
+    assert Step.SUBMIT not in {decision.step for decision in react(cancelled, look)[1]}
+    assert step(cancelled, submitted("8", how)).cancel_requested
+    ended = fold([*story, event("finished", state="FAILED", reason=None)])
+    assert step(ended, submitted("8", how)).ended == ended.ended
+    assert step(ended, submitted("8", "resume")).ended is None
 
 
 @given(st.lists(lines, max_size=15), looks)
