@@ -47,6 +47,7 @@ class Life:
     supervisor_tries: int = 0  # submissions by a supervisor since the run last made a step
     requeued: bool = False
     not_before: float | None = None  # the next start was put off until then, epoch s
+    lifted_at: float = 0.0  # epoch s: the hold after a requeue was lifted last
     max_gpu_hours: float | None = None  # as raised by a resume
 
     @property
@@ -90,6 +91,8 @@ def step(life: Life, event: Event) -> Life:
             return replace(life, requeued=True, news=event["t"], not_before=None)
         case "put_off":
             return replace(life, not_before=float(event["until"]))
+        case "hold_lifted":
+            return replace(life, lifted_at=event["t"])
         case "stranded":
             return life if life.ended else replace(life, stranded=event)
         case "cancel_requested":

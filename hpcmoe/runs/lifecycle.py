@@ -15,6 +15,8 @@ from hpcmoe.runs.life import JobView, Life, by_user, standing, step
 
 MOST_TRIES = 3  # submissions by a supervisor in a row that lead to no step
 SOON_S = 15.0
+# Lifting a hold puts the start some seconds ahead; a job that then waits for its turn must not be put off by it again and again.
+LIFT_AGAIN_S = 60.0
 # Longer than any submission lasts that is still alive: sbatch's tries, and the looks for a lost answer (hpcmoe.slurm.submit).
 SUBMISSION_S = 1800.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0  # after Slurm refused a submission
@@ -110,7 +112,8 @@ def _on_look(life: Life, look: Look, run_id: str) -> tuple[Decision, ...]:
     if now.state == "QUEUED" and job.state in ("PENDING", "REQUEUED") and job.reason == "BeginTime" and came_back:
         put_off = life.not_before is not None and life.not_before > look.now
         soon = job.start is not None and job.start - look.now < SOON_S  # to ask again would put the start off again
-        return () if put_off or soon else (Decision(Step.LIFT_HOLD),)
+        lifted = look.now - life.lifted_at < LIFT_AGAIN_S
+        return () if put_off or soon or lifted else (Decision(Step.LIFT_HOLD),)
     return ()
 
 

@@ -244,6 +244,7 @@ def test_a_supervisor_tires_of_submissions_that_lead_nowhere(story: list[Event],
         # Slurm requeued it for a node that failed, and nobody was left to journal it
         ([submitted("7"), start("7")], JobView("PENDING", "BeginTime", NOW + 90), Step.LIFT_HOLD),
         ([submitted("7"), event("requeued")], JobView("PENDING", "BeginTime", NOW + 5), None),  # lifted already
+        ([submitted("7"), event("requeued"), event("hold_lifted")], JobView("PENDING", "BeginTime"), None),  # waits for its turn
         ([submitted("7"), event("requeued"), event("put_off", until=NOW + 90)], JobView("PENDING", "BeginTime", NOW + 90), None),
         ([submitted("7")], JobView("PENDING", "BeginTime", NOW + 90), None),  # the user's own --begin
         # Slurm said no a moment ago

@@ -209,7 +209,10 @@ def _start_daemon(record: Record, name: str) -> None:
 
 def stop_daemon(root: Path, name: str) -> None:
     """Stop slurmdbd, slurmctld or slurmd.NODE alone, as an administrator does; `start_daemon` brings it back."""
-    stop(_take(_loaded(root), name), patience_s=10)
+    record = _loaded(root)
+    if name == STARTED:
+        testbed_munge.keep_for(record.settings.cluster, os.getpid())  # while nothing of the testbed's can hold the claim
+    stop(_take(record, name), patience_s=10)
 
 
 def kill_node(root: Path, node: str) -> None:
@@ -220,7 +223,10 @@ def kill_node(root: Path, node: str) -> None:
 
 
 def start_daemon(root: Path, name: str) -> None:
-    _start_daemon(_loaded(root), name)
+    record = _loaded(root)
+    _start_daemon(record, name)
+    if name == STARTED:
+        testbed_munge.keep_for(record.settings.cluster, record.processes[-1].pid)
 
 
 def _loaded(root: Path) -> Record:

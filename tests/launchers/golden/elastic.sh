@@ -111,24 +111,33 @@ if [[ $rc -eq 0 && -z $heard ]]; then
 fi
 
 if [[ $rc -eq 0 && -z $heard ]]; then
-  # USR2 is ignored until a rank listens: the notice file tells it of what came before.
-  srun --nodes="$nodes" \
-    --ntasks=$((nodes * 4)) \
-    --ntasks-per-node=4 \
-    --cpus-per-task=1 \
-    ${left_out:+"--exclude=$left_out"} \
-    --kill-on-bad-exit=1 \
-    --wait=60 \
-    --export=ALL \
-    --mpi=none \
-    --input=none \
-    --open-mode=append \
-    --output="${attempt_dir//%/%%}/rank-%4t.log" \
-    bash -c 'trap "" USR2; exec "$@"' rank "$PYTHON" -u -m hpcmoe.engine "$RUN_DIR" 2>>"$attempt_dir/srun.log" &
-  ranks=$!
-  await "$ranks"
-  ranks=
-  cat "$attempt_dir/srun.log" >&2
+  # Where Slurm's controller does not answer, it may be restarting: to ask it again costs less than an attempt.
+  for pause in 5 15 40 0; do
+    # USR2 is ignored until a rank listens: the notice file tells it of what came before.
+    srun --nodes="$nodes" \
+      --ntasks=$((nodes * 4)) \
+      --ntasks-per-node=4 \
+      --cpus-per-task=1 \
+      ${left_out:+"--exclude=$left_out"} \
+      --kill-on-bad-exit=1 \
+      --wait=60 \
+      --export=ALL \
+      --mpi=none \
+      --input=none \
+      --open-mode=append \
+      --output="${attempt_dir//%/%%}/rank-%4t.log" \
+      bash -c 'trap "" USR2; exec "$@"' rank "$PYTHON" -u -m hpcmoe.engine "$RUN_DIR" 2>"$attempt_dir/srun.log" &
+    ranks=$!
+    await "$ranks"
+    ranks=
+    cat "$attempt_dir/srun.log" >&2
+    [[ $rc -ne 0 && -z $heard && $pause -gt 0 ]] || break
+    grep -Eqi 'contact slurm controller|timed out|authentication' "$attempt_dir/srun.log" || break
+    compgen -G "$attempt_dir/rank-*.log" >/dev/null && break  # it has begun
+    sleep "$pause" &
+    wait $!  # a signal ends it
+    [[ -z $heard ]] || break
+  done
 fi
 
 depart
