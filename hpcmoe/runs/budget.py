@@ -11,6 +11,7 @@ from typing import Any
 
 from hpcmoe.runs.ending import Cause
 from hpcmoe.runs.story import HOUR_S, Attempt
+from hpcmoe.slurm.parse import format_duration, parse_duration
 
 # Endings that nobody outside asked for: only these count against the budget of attempts without progress.
 UNPROVOKED = frozenset({Cause.HANG, Cause.CRASHED, Cause.OUT_OF_MEMORY, Cause.UNKNOWN})
@@ -133,3 +134,9 @@ def seconds_left(attempts: Sequence[Attempt], budgets: Budgets, now: float, gpus
     if budgets.max_gpu_hours is None or gpus <= 0:
         return None
     return max(0.0, budgets.max_gpu_hours - gpu_hours(attempts, now)) * HOUR_S / gpus
+
+
+def time_flag(left_s: float | None, limit: str | None) -> list[str]:
+    """sbatch's flag for an attempt that may last ``left_s``; none where its time limit (in Slurm's words) is shorter already."""
+    own = None if limit is None else parse_duration(limit)
+    return [] if left_s is None or (own is not None and own <= left_s) else [f"--time={format_duration(left_s)}"]

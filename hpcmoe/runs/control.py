@@ -34,12 +34,13 @@ def see(run: RunDir) -> RunView:
 
 def cancel(run: RunDir) -> RunView:
     """End the run for good, and return when its job is gone. A save that fits into Slurm's KillWait still happens."""
-    before = see(run)
-    if before.final:
-        raise UserError(f"run {run.run_id} is {before.state} already; there is nothing to cancel")
-    if not before.job.reachable:
-        raise UserError(f"run {run.run_id} is not cancelled: {before.job.problem}; try again")
-    Journal(run.journal).append("cancel_requested", by=os.environ.get("USER"), job_id=before.record.job_id)
+    with submission_lock(run, LOCK_WAIT_S):  # so that a job that is being submitted is cancelled, too
+        before = see(run)
+        if before.final:
+            raise UserError(f"run {run.run_id} is {before.state} already; there is nothing to cancel")
+        if not before.job.reachable:
+            raise UserError(f"run {run.run_id} is not cancelled: {before.job.problem}; try again")
+        Journal(run.journal).append("cancel_requested", by=os.environ.get("USER"), job_id=before.record.job_id)
     # Only a job that Slurm lists as this run's: a forgotten id may by now be another job's.
     if before.state in ("QUEUED", "RUNNING") and before.record.job_id is not None:
         _end_job(before.record.job_id)

@@ -14,7 +14,7 @@ from hpcmoe.errors import UserError
 from hpcmoe.files import write_atomic
 from hpcmoe.resources import make_plugins_importable
 from hpcmoe.runs.blame import exclude_flag
-from hpcmoe.runs.budget import budgets_of, seconds_left, spent_reason
+from hpcmoe.runs.budget import budgets_of, seconds_left, spent_reason, time_flag
 from hpcmoe.runs.estimate import counted_gpus
 from hpcmoe.runs.jobspec import job_spec
 from hpcmoe.runs.journal import Event, Journal, read_journal
@@ -27,7 +27,6 @@ from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import read_record
 from hpcmoe.runs.submission import begin
 from hpcmoe.slurm.command import SlurmRejected, SlurmUnreachable
-from hpcmoe.slurm.parse import format_duration, parse_duration
 from hpcmoe.slurm.submit import begin_flag, find_submitted
 
 
@@ -129,9 +128,7 @@ def ceiling_flag(cfg: Config, run: RunDir | None = None) -> list[str]:
     gpus, now = counted_gpus(cfg), time.time()
     if spent := spent_reason(attempts, budgets, now, gpus):
         raise UserError(f"{spent}; `hpcmoe resume RUN --max-gpu-hours N` raises it" if attempts else spent)
-    left = seconds_left(attempts, budgets, now, gpus)
-    limit = None if cfg.slurm.time is None else parse_duration(cfg.slurm.time)
-    return [] if left is None or (limit is not None and limit <= left) else [f"--time={format_duration(left)}"]
+    return time_flag(seconds_left(attempts, budgets, now, gpus), cfg.slurm.time)
 
 
 def journal_submitted(run: RunDir, job_id: str, how: str, until: float | None = None) -> None:

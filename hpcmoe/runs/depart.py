@@ -17,7 +17,7 @@ from hpcmoe.files import read_json
 from hpcmoe.process import collect_little
 from hpcmoe.runs.arrive import gpus_of_attempt, release_claim, work_done
 from hpcmoe.runs.blame import exclude_flag, stay_away, why_ended
-from hpcmoe.runs.budget import budgets_of, give_up_reason, not_before, spent_reason
+from hpcmoe.runs.budget import budgets_of, give_up_reason, not_before, seconds_left, spent_reason, time_flag
 from hpcmoe.runs.ending import Ending, cause_of
 from hpcmoe.runs.journal import Journal, PatientJournal
 from hpcmoe.runs.lastwords import detail_of, last_lines
@@ -148,12 +148,16 @@ def _come_back(run: RunDir, place: Place, journal: Journal, config: dict, until:
 
 
 def _submit_successor(run: RunDir, place: Place, journal: Journal, config: dict, until: float | None) -> int:
-    token = read_record(run).life.token(run.run_id)
+    record = read_record(run)
+    budgets, gpus = budgets_of(config, record.life.max_gpu_hours), gpus_of_attempt(place, config)
+    left = seconds_left(record.attempts, budgets, time.time(), gpus)
+    token = record.life.token(run.run_id)
     if not begin(run, token, "successor", attempt=place.attempt):
         print(f"hpcmoe: run {run.run_id} is being submitted by somebody else", file=sys.stderr)
         return START_AGAIN
     try:
-        flags = [f"--dependency=afterany:{place.job_id}", *begin_flag(until), *exclude_flag(run, config)]
+        flags = [*time_flag(left, config["slurm"]["time"]), *begin_flag(until), *exclude_flag(run, config)]
+        flags.append(f"--dependency=afterany:{place.job_id}")
         job_id = sbatch(run.script, flags, token=token)
     except SlurmError as refused:
         journal.append("submit_failed" if isinstance(refused, SlurmUnreachable) else "submit_refused", reason=str(refused))

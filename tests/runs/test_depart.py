@@ -110,6 +110,13 @@ def test_where_requeue_is_refused_or_scontrol_is_missing_a_successor_waits_for_t
     ]
 
 
+def test_a_successor_may_last_as_long_as_the_ceiling_of_gpu_hours_leaves_it(slurm: Slurm, tmp_path: Path) -> None:
+    run = run_of(tmp_path, "resilience.max_gpu_hours=1")
+    slurm.answers(client, "requeue", no(SlurmRejected("disabled")))
+    leaves(run)
+    assert slurm.calls[1][2] == ["--time=00:15:00", "--dependency=afterany:7"]  # four GPUs
+
+
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [(SlurmMissing("no 'sbatch'"), "submit_refused"), (SlurmUnreachable("timed out", True), "submit_failed")],

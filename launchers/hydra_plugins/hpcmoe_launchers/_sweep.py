@@ -69,6 +69,7 @@ def _compose(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str],
         config = validate(to_config(composed))
         plan = prepare(config)
         point = Point(index, words, composed, config, estimate_gpu_hours(config, plan.tokens_per_s))
+        ceiling_flag(config)
         _ = point.shape  # what a job script cannot carry is found here, before anything is written
     except UserError as error:
         raise UserError(f"point {index} ({' '.join(words)}): {error}") from error
@@ -120,17 +121,16 @@ def _submit_batch(batch: Sequence[Point], sweep_dir: Path, done: int) -> dict[in
             returns |= _submit_batch([point], sweep_dir, done + len(returns))
         return returns
     config = batch[0].config
-    executor = executor_for(config, sweep_dir / "sbatch")
+    executor, flags = executor_for(config, sweep_dir / "sbatch"), tuple(ceiling_flag(config))
     runs = [create_run(point.config, list(point.overrides)) for point in batch]
     part = _free_part(sweep_dir)
     name = f"hpcmoe-{sweep_dir.name}" if len(runs) > 1 else f"hpcmoe-{runs[0].run_id}"
     token = f"{runs[0].run_id}-0"
     spec = _spec(runs, config, config.slurm.job_name or name, token, sweep_dir, part)
-    spec = replace(spec, sbatch_args=tuple(ceiling_flag(config)))
     for task, run in enumerate(runs):
         begin(run, token, "sweep", task=task if spec.is_array else None)
     try:
-        job_ids = executor.submit_run(spec)
+        job_ids = executor.submit_run(replace(spec, sbatch_args=flags))
     except (SlurmError, UserError) as error:
         raise _not_submitted(runs, error, done) from error
     with (sweep_dir / "runs.txt").open("a", encoding="utf-8") as listed:
