@@ -9,6 +9,7 @@ from dataclasses import asdict
 from hpcmoe.cli.saved import certificate_text, goodput_line, save_lines
 from hpcmoe.cli.words import Parser, add_json, add_run, ago, duration, table
 from hpcmoe.runs.glance import Glance, Glancer, created_at, glance
+from hpcmoe.runs.journal import Event
 from hpcmoe.runs.observe import RunView, observe
 from hpcmoe.runs.registry import find_run, run_dirs, runs_root
 from hpcmoe.runs.saves import certificates_of, saves_of
@@ -72,7 +73,7 @@ def story(view: RunView, now: float) -> str:
     facts, planned = view.as_json(now), view.record.planned
     lines = [
         f"run {facts['run_id']}  {facts['name']} on {planned.get('cluster')}, "
-        f"{planned.get('nodes')} x {planned.get('gpus_per_node')} ranks  in {facts['run_dir']}",
+        f"{nodes_of(planned)} x {planned.get('gpus_per_node')} ranks  in {facts['run_dir']}",
         f"{view.state}" + (f": {view.reason}" if view.reason else "") + f"  (job {facts['job_id']})",
     ]
     if view.state == "UNKNOWN" and view.unknown_since:
@@ -86,6 +87,7 @@ def story(view: RunView, now: float) -> str:
         lines += ["", table(rows)]
         details = [f"  {attempt.attempt}: {attempt.detail}" for attempt in attempts if attempt.detail]
         lines += details
+        lines += node_lines(view.record.events)
         lines += ["", *startups] if (startups := [startup_line(attempt) for attempt in attempts if attempt.startup]) else []
     lines += ["", *said] if (said := last_lines(view)) else []
     lost = sum(attempt.steps_lost or 0 for attempt in attempts)
@@ -123,6 +125,28 @@ def startup_line(attempt: Attempt) -> str:
     """Where the time went between the job script's arrival and the end of the first step."""
     parts = ", ".join(f"{part.replace('_', ' ')} {seconds:.1f}" for part, seconds in attempt.startup.items())
     return f"  {attempt.attempt}: {sum(attempt.startup.values()):.1f} s to its first step ({parts})"
+
+
+def nodes_of(planned: Event) -> str:
+    """How many nodes the run asks for: ``4``, or of an elastic run ``2..4``."""
+    fewest = planned.get("min_nodes")
+    return f"{fewest}..{planned.get('nodes')}" if fewest else str(planned.get("nodes"))
+
+
+def node_lines(events: list[Event]) -> list[str]:
+    """The layouts of an elastic run's attempts, where they change, and the nodes that Slurm was asked to leave out."""
+    lines = []
+    for event in events:
+        if event["event"] == "laid_out" and event["nodes"] != event.get("nodes_before"):
+            sizes = ", ".join(
+                f"{name} {size}" for name, size in event["layout"].items() if size not in (None, 1, "none", "inside")
+            )
+            lines.append(f"  {event['attempt']}: laid out on {event['nodes']} nodes: {sizes}")
+        elif event["event"] == "nodes_excluded":
+            lines.append(
+                f"  {event['attempt']}: job {event['job_id']} is to stay away from {','.join(event['nodes']) or 'no node'}"
+            )
+    return lines
 
 
 def attempt_row(attempt: Attempt, now: float) -> list[str]:

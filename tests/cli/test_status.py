@@ -56,3 +56,34 @@ def test_the_progress_line_tells_of_skipped_steps_and_of_the_last_evaluation(
     assert status.main(["abc123"]) == 0
     expected = "step 3 of 60: loss not finite, held out 4.2500 after step 2, 0 tokens/s, 2 steps skipped"
     assert expected in capsys.readouterr().out.splitlines()
+
+
+def test_an_elastic_run_tells_its_layouts_and_a_run_the_nodes_it_stays_away_from(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = {
+        "pp": 1,
+        "dp_replicate": 1,
+        "dp_shard": 8,
+        "tp": 1,
+        "ep": 4,
+        "ep_placement": "inside",
+        "microbatch": 2,
+        "recompute": "none",
+    }
+    more = [
+        {"t": 99.0, "event": "laid_out", "attempt": "7.0", "nodes": 2, "nodes_before": None, "layout": layout},
+        {"t": 199.0, "event": "laid_out", "attempt": "7.1", "nodes": 2, "nodes_before": 2, "layout": layout},
+        {"t": 261.0, "event": "nodes_excluded", "attempt": "7.1", "job_id": "7", "nodes": ["n0003"]},
+    ]
+    planned = JOURNAL[0] | {"min_nodes": 1}
+    events = sorted([planned, *JOURNAL[1:], *more], key=lambda event: event["t"])
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert status.main(["abc123"]) == 0
+    out = capsys.readouterr().out
+    assert "on testbed, 1..2 x 4 ranks" in out
+    lines = [line for line in out.splitlines() if "laid out" in line or "stay away" in line]
+    assert lines == [
+        "  7.0: laid out on 2 nodes: dp_shard 8, ep 4, microbatch 2",
+        "  7.1: job 7 is to stay away from n0003",
+    ]
