@@ -143,7 +143,7 @@ def directives(spec: JobSpec) -> list[str]:
     lines = [
         directive("job-name", spec.job_name),
         directive("nodes", _nodes(config)),
-        directive("ntasks-per-node", config.gpus_per_node),
+        *([] if config.elastic else [directive("ntasks-per-node", config.gpus_per_node)]),
         directive("output", spec.log_pattern()),
         directive("open-mode", "append"),
         directive("requeue" if slurm.requeue else "no-requeue"),
@@ -155,7 +155,7 @@ def directives(spec: JobSpec) -> list[str]:
         lines.append(directive("array", f"0-{len(spec.run_dirs) - 1}{most}"))
     gres = slurm.gres or (f"gpu:{config.gpus_per_node}" if config.cluster.gres else None)
     dependency = ",".join(filter(None, (slurm.dependency, spec.dependency)))
-    lines += [directive(flag, value) for flag, value in _user_words(slurm, gres, dependency or None)]
+    lines += [directive(flag, value) for flag, value in _user_words(slurm, _cpus_per_task(config), gres, dependency or None)]
     if slurm.exclusive:
         lines.append(directive("exclusive"))
     return lines + [verbatim(extra) for extra in slurm.extra]
@@ -167,14 +167,25 @@ def _nodes(config: Config) -> str:
     return str(most) if config.min_nodes is None else f"{config.min_nodes + config.spare_nodes}-{most}"
 
 
-def _user_words(slurm: SlurmConfig, gres: str | None, dependency: str | None) -> list[tuple[str, str | int]]:
+def _cpus_per_task(config: Config) -> int | None:
+    """sbatch's --cpus-per-task: a rank's, or of an elastic run a node's.
+
+    Slurm gives a job no more nodes than it has tasks, and reckons the tasks of ``--nodes=1-8 --ntasks-per-node=4`` from the fewest
+    nodes: 4. So an elastic job asks for one task a node with the CPUs of all its ranks; srun starts the ranks in it.
+    """
+    return config.gpus_per_node * (config.slurm.cpus_per_task or 1) if config.elastic else config.slurm.cpus_per_task
+
+
+def _user_words(
+    slurm: SlurmConfig, cpus_per_task: int | None, gres: str | None, dependency: str | None
+) -> list[tuple[str, str | int]]:
     words: list[tuple[str, str | int | None]] = [
         ("partition", slurm.partition),
         ("account", slurm.account),
         ("qos", slurm.qos),
         ("time", slurm.time),
         ("gres", gres),
-        ("cpus-per-task", slurm.cpus_per_task),
+        ("cpus-per-task", cpus_per_task),
         ("mem", slurm.mem),
         ("constraint", slurm.constraint),
         ("reservation", slurm.reservation),
@@ -222,8 +233,9 @@ def _tasks(nodes: str, config: Config) -> list[str]:
         f"--ntasks=$(({nodes} * {config.gpus_per_node}))",
         f"--ntasks-per-node={config.gpus_per_node}",
     ]
-    if config.slurm.cpus_per_task is not None:
-        flags.append(f"--cpus-per-task={config.slurm.cpus_per_task}")
+    cpus = config.slurm.cpus_per_task or (1 if config.elastic else None)
+    if cpus is not None:
+        flags.append(f"--cpus-per-task={cpus}")
     return flags
 
 

@@ -75,6 +75,20 @@ def test_cpus_per_task_is_said_to_srun_too() -> None:
     assert "--cpus-per-task=8" in srun_flags(config("cluster=testbed", "slurm.cpus_per_task=8"))
 
 
+def test_an_elastic_job_asks_for_one_task_a_node_so_that_slurm_may_give_it_the_most() -> None:
+    elastic = ["nodes=2..4", "slurm.cpus_per_task=8"]
+    asked = words(*elastic)
+    assert (asked["nodes"], asked["cpus-per-task"], asked["gres"]) == ("2-4", "32", "gpu:4")
+    assert "ntasks-per-node" not in asked
+    assert {"--ntasks-per-node=4", "--cpus-per-task=8"} <= set(srun_flags(config("cluster=testbed", *elastic)))
+    assert "--cpus-per-task=1" in srun_flags(config("cluster=testbed", "nodes=2..4", "slurm.cpus_per_task=null"))
+
+
+def test_spare_nodes_are_asked_for_beside_the_others() -> None:
+    assert words("nodes=2", "spare_nodes=1")["nodes"] == "3"
+    assert words("nodes=1..2", "spare_nodes=1")["nodes"] == "2-3"
+
+
 def test_srun_kills_all_ranks_when_one_fails() -> None:
     flags = srun_flags(config("cluster=testbed", "resilience.kill_wait_s=45"))
     assert {"--kill-on-bad-exit=1", "--wait=45", "--open-mode=append"} <= set(flags)

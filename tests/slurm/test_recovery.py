@@ -218,3 +218,32 @@ def test_where_neither_requeue_nor_a_successor_is_to_be_had_those_who_look_after
     name = testbed.show(night.job_id)["JobName"]
     assert len(testbed.run(["squeue", "-h", "-o%i", "--states=all", f"--name={name}"], check=True).stdout.split()) == 2
     assert {deed["job_id"] for done in rounds for deed in json.loads(done.stdout)["deeds"]} <= {again[0]["job_id"]}
+
+
+@nights("root")
+def test_an_elastic_run_starts_on_the_one_free_node_and_goes_on_on_three(testbed: Testbed, runs: Path, user: str | None) -> None:
+    batch = 64 * 12  # tokens; one, two and three nodes divide it
+    busy = testbed.sbatch("#!/bin/sh\nsleep 600\n", "-phigh", "-N3", "--exclusive", "-t9", "-o/dev/null")
+    testbed.wait_for(busy, {"RUNNING"})
+    elastic = [
+        "nodes=1..3",
+        "gpus_per_node=1",
+        "layout.ep=1",
+        f"train.global_batch_tokens={batch}",
+        "slurm.partition=requeue_grace",
+    ]
+    night = begin(testbed, runs, user, *elastic, steps=1_000_000)
+    night.until_step(2)
+    testbed.run(["scancel", busy], check=True)
+    testbed.wait_for(busy, {"CANCELLED"})
+    night.admin_requeue()
+    night.until("a step on three nodes", lambda: len(night.events("first_step")) == 2)
+    night.stop_by_file()
+    night.until_state("STOPPED")
+    assert [event["nodes"] for event in night.events("laid_out")] == [1, 3], night.postmortem()
+    attempts = night.status()["attempts"]
+    told = [(attempt["nodes"], len(attempt["hosts"]), attempt["cause"], attempt["steps_lost"]) for attempt in attempts]
+    assert told == [(1, 1, "requeued", 0), (3, 3, "stopped", 0)], night.postmortem()
+    assert [line["tokens"] for line in night.metrics()] == [batch * step for step in range(1, night.step() + 1)], (
+        night.postmortem()
+    )

@@ -1,7 +1,6 @@
 #!/bin/bash
 #SBATCH --job-name=hpcmoe-abc123
 #SBATCH --nodes=3-4
-#SBATCH --ntasks-per-node=4
 #SBATCH --output=/scratch/me/runs/abc123/sbatch/slurm-%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
@@ -10,7 +9,7 @@
 #SBATCH --partition=requeue_grace
 #SBATCH --time=00:30:00
 #SBATCH --gres=gpu:4
-#SBATCH --cpus-per-task=1
+#SBATCH --cpus-per-task=4
 
 # Written by hpcmoe. One start of this script is one attempt of the run.
 set -u
