@@ -170,8 +170,8 @@ def _nodes(config: Config) -> str:
 def _cpus_per_task(config: Config) -> int | None:
     """sbatch's --cpus-per-task: a rank's, or of an elastic run a node's.
 
-    Slurm gives a job no more nodes than it has tasks, and reckons the tasks of ``--nodes=1-8 --ntasks-per-node=4`` from the fewest
-    nodes: 4. So an elastic job asks for one task a node with the CPUs of all its ranks; srun starts the ranks in it.
+    Slurm gives a job no more nodes than it has tasks, and reckons the tasks of ``--nodes=1-8 --ntasks-per-node=4`` from the
+    fewest nodes: 4. So an elastic job asks for one task a node with the CPUs of all its ranks; srun starts the ranks in it.
     """
     return config.gpus_per_node * (config.slurm.cpus_per_task or 1) if config.elastic else config.slurm.cpus_per_task
 
