@@ -19,7 +19,7 @@ from hpcmoe.runs.lastwords import last_lines
 from hpcmoe.runs.lifecycle import Decision, Look, Step, react
 from hpcmoe.runs.observe import RunView, observe
 from hpcmoe.runs.rundir import RunDir
-from hpcmoe.runs.store import finish, read_record
+from hpcmoe.runs.store import finish, raw_config, read_record
 from hpcmoe.runs.submission import submission_lock, writer_gone
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError
@@ -111,6 +111,8 @@ def _lift_hold(seen: RunView, tell: Callable[[Deed], None]) -> None:
     """Start a requeued job soon instead of after Slurm's credential lifetime."""
     run, job_id = seen.record.run, seen.record.job_id
     assert job_id is not None
+    if not raw_config(run)["resilience"]["lift_hold"]:
+        return
     with contextlib.suppress(SlurmError):
         if client.start_soon(job_id):
             Journal(run.journal).append("hold_lifted", job_id=job_id)

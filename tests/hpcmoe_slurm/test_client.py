@@ -146,6 +146,35 @@ def test_a_hold_is_moved_some_seconds_ahead_and_never_to_now(slurm: FakeSlurm, r
     assert asked + seconds - 1 <= start <= time.time() + seconds  # Slurm's times are whole seconds
 
 
+def test_a_start_may_be_put_off_instead(slurm: FakeSlurm) -> None:
+    recorded_job(slurm, "pending.txt")
+    until = float(int(time.time()) + 1800)
+    assert client.start_soon("7", until)
+    assert parse_timestamp(slurm.calls("scontrol")[-1].partition("StartTime=")[2]) == until
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit"),
+    [(7200.0, None), (3600.0, None), (1790.0, "00:39:00"), (10.0, "00:10:00")],  # it runs for 10 minutes, and may for 70
+)
+def test_a_running_job_is_made_to_end_in_time_by_whole_minutes(slurm: FakeSlurm, seconds: float, limit: str | None) -> None:
+    now = int(time.time())
+    times = f"StartTime={now - 601} EndTime={now + 3600}"
+    slurm.answers("scontrol", f"JobId=7 JobName=x\n   JobState=RUNNING Reason=None\n   {times}\n")
+    assert client.end_within("7", seconds)
+    asked = [call for call in slurm.calls("scontrol") if call.startswith("update")]
+    assert asked == ([] if limit is None else [f"update JobId=7 TimeLimit={limit}"])
+
+
+def test_a_time_limit_that_slurm_does_not_shorten_is_told(slurm: FakeSlurm) -> None:
+    now = int(time.time())
+    job = f"JobId=7 JobName=x\n   JobState=RUNNING Reason=None\n   StartTime={now} EndTime={now + 3600}\n"
+    slurm.runs("scontrol", f"[[ $1 == show ]] || exit 1; printf %s '{job}'")
+    assert not client.end_within("7", 60.0)
+    slurm.answers("scontrol", stderr="slurm_load_jobs error: Invalid job id specified", rc=1)
+    assert not client.end_within("7", 60.0)
+
+
 def test_an_unknown_partition_is_rejected(slurm: FakeSlurm) -> None:
     slurm.answers("scontrol", stderr="Partition nono not found", rc=1)
     with pytest.raises(SlurmRejected, match="nono"):

@@ -186,3 +186,16 @@ def test_a_run_whose_job_its_user_cancelled_is_closed(slurm: FakeSlurm, tmp_path
     slurm.answers("squeue", row("7", "CANCELLED"))
     assert help_it(run)[0]["did"] == "finished"
     assert result_state(run) == "CANCELLED"
+
+
+@pytest.mark.parametrize(("lift", "updates"), [("true", 1), ("false", 0)])
+def test_a_hold_after_a_requeue_is_lifted_unless_the_run_says_no(
+    slurm: FakeSlurm, tmp_path: Path, lift: str, updates: int
+) -> None:
+    run = stopped_run(tmp_path, f"resilience.lift_hold={lift}")
+    held = row("7", "PENDING", reason="BeginTime").split(SEPARATOR)
+    held[4] = str(int(time.time()) + 120)
+    slurm.answers("squeue", SEPARATOR.join(held))
+    slurm.answers("scontrol", "JobId=7 JobName=x\n   JobState=PENDING Reason=BeginTime\n")
+    assert [deed["did"] for deed in help_it(run)] == ["hold_lifted"] * updates
+    assert sum(call.startswith("update JobId=7 StartTime=") for call in slurm.calls("scontrol")) == updates
