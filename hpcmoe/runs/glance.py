@@ -14,6 +14,7 @@ from pathlib import Path
 from hpcmoe.runs.journal import Event, events_among, parse_json_lines, split_lines
 from hpcmoe.runs.observe import RunView
 from hpcmoe.runs.rundir import RunDir
+from hpcmoe.runs.saves import saving_fails
 from hpcmoe.runs.store import Record
 from hpcmoe.runs.story import HOUR_S
 
@@ -112,7 +113,7 @@ def glance(view: RunView, now: float) -> Glance:
         run_id=record.run.run_id,
         name=str(record.planned.get("name") or "-"),
         state=view.state,
-        reason=view.reason,
+        reason=view.reason or (saving_fails(record.events) if runs else None),
         last_known=view.last_known,
         unknown_since=view.unknown_since,
         run_dir=str(record.run.path),

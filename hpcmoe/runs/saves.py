@@ -58,6 +58,17 @@ def saves_of(events: Sequence[Event]) -> Saves:
     return saves
 
 
+def saving_fails(events: Sequence[Event]) -> str | None:
+    """In words, where the newest save failed; for a line of a table."""
+    count, reason = 0, None
+    for event in reversed(events):
+        if event["event"] == "checkpoint_saved":
+            break
+        if event["event"] == "save_failed":
+            count, reason = count + 1, reason or event.get("reason")
+    return f"SAVING FAILS, {count} in a row: {reason}" if count else None
+
+
 @dataclass(frozen=True)
 class Certificate:
     """From what an attempt continued, and whether its first step gave the bits that are on record."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from hpcmoe.cli.saved import certificate_text, save_lines
-from hpcmoe.runs.saves import certificates_of, saves_of
+from hpcmoe.runs.glance import glance
+from hpcmoe.runs.life import JobView
+from hpcmoe.runs.observe import view
+from hpcmoe.runs.rundir import RunDir
+from hpcmoe.runs.saves import certificates_of, saves_of, saving_fails
+from hpcmoe.runs.store import Record
 
 
 def event(t: float, name: str, attempt: str = "7.0", **fields: Any) -> dict[str, Any]:
@@ -13,10 +19,10 @@ def event(t: float, name: str, attempt: str = "7.0", **fields: Any) -> dict[str,
 
 
 FAILING = [
-    event(0, "attempt_started"),
+    event(0, "attempt_started", job_id="7", restart=0),
     event(10, "checkpoint_saved", step=10, seconds=1.5, bytes=1000),
     event(20, "save_failed", step=20, reason="rank 1: OSError: [Errno 28] No space left on device"),
-    event(30, "attempt_started", attempt="7.1"),
+    event(30, "attempt_started", attempt="7.1", job_id="7", restart=1),
     event(31, "resumed", attempt="7.1", step=10, checkpoint="step-00000010"),
     event(40, "save_failed", attempt="7.1", step=20, reason="rank 1: OSError: [Errno 122] Disk quota exceeded"),
 ]
@@ -29,6 +35,15 @@ def test_saves_that_go_on_failing_are_told_over_attempts_with_the_newest_checkpo
         "newest checkpoint: step 10, saved in 1.5 s",
         "SAVING FAILS: the last 2 saves failed, the latest 1m00s ago: rank 1: OSError: [Errno 122] Disk quota exceeded",
     ]
+
+
+def test_a_table_of_runs_tells_of_a_running_one_whose_saves_fail() -> None:
+    words = "SAVING FAILS, 2 in a row: rank 1: OSError: [Errno 122] Disk quota exceeded"
+    run = RunDir(Path("/nowhere"))
+    for job, reason in (("RUNNING", words), ("COMPLETED", None)):
+        events = [event(-1, "submitted", job_id="7"), *FAILING, *([event(50, "finished", state=job)] if reason is None else [])]
+        assert glance(view(Record(run, events, given_metrics=[]), JobView(job), 100.0), 100.0).reason == reason
+    assert saving_fails([*FAILING, event(50, "checkpoint_saved", step=30)]) is None
 
 
 def test_a_save_that_works_again_ends_the_alarm() -> None:
