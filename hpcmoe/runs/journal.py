@@ -105,16 +105,13 @@ def split_lines(data: bytes) -> list[bytes]:
     return lines
 
 
-def iter_json_lines(path: Path, containing: bytes = b"") -> Iterator[dict[str, Any]]:
-    """The JSON objects of a .jsonl file; torn or foreign lines (a writer was killed) are passed over.
-
-    ``containing``: only of lines that hold these bytes; the others are not read as JSON, which takes most of the time.
-    """
+def iter_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a .jsonl file; torn or foreign lines (a writer was killed) are passed over."""
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:
         return
-    yield from parse_json_lines([line for line in split_lines(data) if containing in line])
+    yield from parse_json_lines(split_lines(data))
 
 
 def first_json_line(path: Path) -> dict[str, Any] | None:

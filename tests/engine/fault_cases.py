@@ -29,6 +29,7 @@ def everything(text: Path, scratch: Path) -> None:
     a_run_leaves_with_the_checkpoint_it_has(trainer)
     a_save_killed_at_any_moment_loses_nothing(trainer, scratch)
     a_damaged_table_of_contents_is_passed_over(trainer, trainer_of(trainer.config, scratch / "again"), scratch / "checkpoints")
+    rank_0_decides_when_all_save_and_leave(trainer, scratch / "checkpoints")
 
 
 def save(trainer: Trainer) -> str | None:
@@ -156,6 +157,19 @@ def a_save_killed_at_any_moment_loses_nothing(trainer: Trainer, scratch: Path) -
     assert rank or len(found) > 8
     assert set(found) <= {before, before + 1}, found
     assert found == sorted(found), "once the new one is there it stays"
+
+
+def rank_0_decides_when_all_save_and_leave(trainer: Trainer, folder: Path) -> None:
+    """Its plan is the only one; the others hear of it in the step's reduction."""
+    done = trainer.progress.step
+    if trainer.lead is not None:
+        trainer.lead.plan.due = lambda step: step == done + 2  # type: ignore[method-assign]
+        trainer.lead.plan.leaving = lambda: trainer.progress.step + 1 == done + 4  # type: ignore[method-assign]
+    outcome = trainer.run()
+    assert (outcome.verdict, outcome.step, outcome.source) == ("leave", done + 4, "time_limit")
+    assert trainer.checkpointer.saved_step == done + 4
+    assert manifest.published(folder)[:2] == [done + 4, done + 2]
+    dist.barrier()
 
 
 def _newest_sound(folder: Path) -> int:

@@ -16,7 +16,7 @@ from hpcmoe.engine.agreement import Agreed
 from hpcmoe.engine.callbacks.callback import NOTHING, Callback, Told
 from hpcmoe.engine.callbacks.skip import finite
 from hpcmoe.engine.restore import COMPUTED_WITH, computed_with
-from hpcmoe.runs.journal import Event, Journal, iter_json_lines, read_journal
+from hpcmoe.runs.journal import Event, Journal, parse_json_lines, read_journal
 
 MOST_IDS = 64  # are written out; the digest covers all
 
@@ -117,6 +117,11 @@ def on_record(resumed: Event, events: Iterable[Event], lines: Iterable[dict[str,
 
 
 def lines_of_step(metrics: Path, step: int) -> list[dict[str, Any]]:
-    """Every attempt's line of ``step``."""
-    lines = iter_json_lines(metrics, containing=f'"step": {step},'.encode())
+    """Every attempt's line of ``step``. A long run's file is large: only lines that may be meant are kept and read as JSON."""
+    wanted = f'"step": {step},'.encode()
+    try:
+        with metrics.open("rb") as file:
+            lines = parse_json_lines([line for line in file if wanted in line])
+    except FileNotFoundError:
+        return []
     return [line for line in lines if line.get("step") == step and {"attempt", "loss", "grad_norm"} <= line.keys()]
