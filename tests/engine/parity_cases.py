@@ -144,11 +144,6 @@ def window(tensor: torch.Tensor) -> tuple[slice, ...]:
     return tuple(slice(first, first + length) for first, length in zip(start, size, strict=True))
 
 
-def part_of(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The part of ``whole`` that this rank's ``like`` holds."""
-    return whole[window(like)]
-
-
 def here(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -225,6 +220,7 @@ RESHARDED = {
 def each_layout_reads_each_others_checkpoint(text: Path, scratch: Path) -> None:
     """Every pair of ``RESHARDED``: values bitwise. Each layout goes on from its own checkpoint and from the one before's."""
     trainers = {}
+    windows: dict[str, dict[str, tuple[slice, ...]]] = {}
     for name, layout in RESHARDED.items():
         trainers[name] = trainer_of(case_config(text, layout, SETTINGS["four layers"]), scratch / name)
     for writer, trainer in trainers.items():
@@ -233,13 +229,13 @@ def each_layout_reads_each_others_checkpoint(text: Path, scratch: Path) -> None:
         assert trainer.checkpointer.wait() is None
         at = Progress(**vars(trainer.progress))
         saved = read_whole(scratch / writer / checkpoint_name(at.step))
-        holds(trainer, saved, f"{writer} as written")
+        windows[writer] = holds(trainer, saved, f"{writer} as written", windows.get(writer))
         next_loss = trainer.train_step().loss
         for reader, other in trainers.items():
             group = other.checkpointer.group
             progress = load_newest(scratch / writer, "full", {"model": "same"}, other.stages, other.optimizer, group, None)
             assert progress == at, f"{writer} -> {reader}"
-            holds(other, saved, f"{writer} -> {reader}")
+            windows[reader] = holds(other, saved, f"{writer} -> {reader}", windows.get(reader))
             if reader not in (writer, list(trainers)[list(trainers).index(writer) - 1]):
                 continue
             other.progress = progress
@@ -267,10 +263,16 @@ def live_state(trainer: Trainer) -> dict[str, torch.Tensor]:
     return values
 
 
-def holds(trainer: Trainer, saved: dict[str, torch.Tensor], what: str) -> None:
-    """This rank's state is bit for bit the saved one."""
-    for name, value in live_state(trainer).items():
-        assert torch.equal(here(value), part_of(saved[name], value)), f"{what}: {name}"
+def holds(
+    trainer: Trainer, saved: dict[str, torch.Tensor], what: str, windows: dict[str, tuple[slice, ...]] | None
+) -> dict[str, tuple[slice, ...]]:
+    """This rank's state is bit for bit the saved one. ``windows``: what it holds of each tensor; found if None; returned."""
+    state = live_state(trainer)
+    windows = windows or {name: window(value) for name, value in state.items()}
+    assert windows.keys() == state.keys(), what
+    for name, value in state.items():
+        assert torch.equal(here(value), saved[name][windows[name]]), f"{what}: {name}"
+    return windows
 
 
 def experts_equal_each_other_in_every_kernel(text: Path, scratch: Path, references: Path) -> None:

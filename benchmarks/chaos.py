@@ -1,0 +1,162 @@
+"""Does a run survive the night? Faults of every kind against several runs at once on a real Slurm, until all runs are done.
+
+    python benchmarks/chaos.py --faults 100 --seed 0     # as root, with Slurm's packages: starts a testbed and stops it
+    python benchmarks/chaos.py --testbed DIR --user NAME --faults 10     # a testbed that is up; as an ordinary user
+
+Faults: preemption (with grace and without, requeueing and cancelling, with and without the job's own signal), killed ranks,
+dead nodes, an administrator's requeue, damaged checkpoints, slurmctld and slurmdbd away, a killed supervisor (two always run),
+a full disk. Printed: faults by kind, steps lost by cause, goodput, and for each run whether every loss that it ever wrote is bit
+for bit that of a run that nobody touched. Exit code 1 if a run is lost, a loss differs, two attempts wrote at once, a step was
+lost although there was warning, or more than a checkpoint interval without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from hpcmoe.runs.journal import iter_json_lines
+from hpcmoe.runs.rundir import RunDir
+from tests.slurm import storm as storms
+from tests.slurm import testbed_cluster
+from tests.slurm.night import Night
+from tests.slurm.testbed_client import Testbed
+
+# Causes whose warning comes early enough for a save, on the testbed.
+WARNED = frozenset({"preempted", "requeued", "signalled", "time_limit", "stopped", "cancelled", "completed"})
+
+
+@contextmanager
+def testbed_at(root: Path | None) -> Iterator[Testbed]:
+    """The testbed that is up in ``root``; None: one of our own."""
+    if root is not None:
+        yield Testbed(root)
+        return
+    own = Path(tempfile.mkdtemp(prefix="chaos-"))
+    own.chmod(0o755)
+    testbed_cluster.up(own)
+    try:
+        yield Testbed(own)
+    finally:
+        testbed_cluster.down(own)
+
+
+@contextmanager
+def small_disk(folder: Path, size_mb: int) -> Iterator[None]:
+    """A file system of its own for the runs, which can then be full without harm to anybody."""
+    mounted = os.geteuid() == 0
+    if mounted:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mb}m,mode=1777", "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def untouched_losses(night: Night, scratch: Path) -> dict[int, float]:
+    """The same config on two ranks of this machine, to which nothing happens."""
+    from tests.engine.ranks import Attempt as Ranks
+
+    (scratch / "control").mkdir(parents=True)
+    (scratch / "config.yaml").write_bytes((night.dir / "config.yaml").read_bytes())
+    ranks = Ranks(RunDir(scratch), "untouched.0", 2, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
+    if any(ranks.finish()):
+        raise RuntimeError(ranks.log())
+    return {line["step"]: line["loss"] for line in iter_json_lines(scratch / "metrics.jsonl")}
+
+
+def wrong_with(night: Night, untouched: dict[int, float], damaged: int) -> list[str]:
+    """What should not have happened to this run, in words; empty: all is well."""
+    status = night.status()
+    found = [] if status["state"] == "COMPLETED" else [f"is {status['state']}: {status['reason']}"]
+    losses = night.losses()
+    if sorted(losses) != sorted(untouched):
+        found.append(f"made {len(losses)} of {len(untouched)} steps")
+    differing = [step for step, values in losses.items() if values != {untouched.get(step)}]
+    if differing:
+        found.append(f"losses of {len(differing)} steps differ, first in step {min(differing)}")
+    found += [f"attempts {one} and {other} wrote at the same time" for one, other in writers_at_once(night)]
+    for attempt in status["attempts"]:
+        lost = attempt["steps_lost"] or 0
+        # a damaged checkpoint sends its run back to the one before
+        most = 0 if attempt["cause"] in WARNED and not damaged else storms.INTERVAL * (1 + damaged)
+        if lost > most:
+            found.append(f"attempt {attempt['attempt']} ({attempt['cause']}) lost {lost} steps, over {most}")
+    return found
+
+
+def writers_at_once(night: Night) -> list[tuple[str, str]]:
+    """Pairs of attempts of which the later one wrote a metrics line before the earlier one's last."""
+    times: dict[str, list[float]] = {}
+    for line in night.metrics():
+        times.setdefault(line["attempt"], []).append(line["t"])
+    ordered = sorted(times.items(), key=lambda item: item[1][0])
+    return [(one, other) for (one, a), (other, b) in itertools.pairwise(ordered) if b[0] < a[-1]]
+
+
+def report(storm: storms.Storm, untouched: dict[int, float], wall_s: float) -> bool:
+    """Prints the tables; True when all is well."""
+    lost: Counter[str] = Counter()
+    attempts: Counter[str] = Counter()
+    made = held_s = 0.0
+    good = True
+    print(
+        f"\n{sum(storm.faults.values())} faults in {wall_s / 60:.1f} min against {len(storm.nights)} runs of {storm.steps} steps"
+    )
+    for kind, count in storm.faults.most_common():
+        print(f"  {count:4} x {kind}")
+    for night in storm.nights:
+        wrong = wrong_with(night, untouched, storm.damaged[night.run_id])
+        for attempt in night.status()["attempts"]:
+            attempts[attempt["cause"]] += 1
+            lost[attempt["cause"]] += attempt["steps_lost"] or 0
+            held_s += attempt["ended"] - attempt["started"]
+        made += len(night.metrics())
+        good &= not wrong
+        print(f"run {night.run_id}: " + ("; ".join(wrong) if wrong else "COMPLETED, every loss bit-identical"))
+    print("steps lost by cause (attempts): " + ", ".join(f"{cause} {lost[cause]} ({n})" for cause, n in attempts.most_common()))
+    useful = len(storm.nights) * storm.steps
+    print(f"goodput: {useful} of {made:.0f} steps made were useful ({100 * useful / max(1, made):.1f} %)")
+    return good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--runs", type=int, default=3, help="at the same time (the testbed has 4 nodes, one kind of run takes 2)")
+    parser.add_argument("--steps", type=int, default=400, help="of each run; one that is done is followed by another")
+    parser.add_argument("--testbed", type=Path, help="a testbed that is up; without it one is started")
+    parser.add_argument("--user", help="who submits; this process's user if not given")
+    args = parser.parse_args()
+    if (reason := testbed_cluster.why_unusable()) and args.testbed is None:
+        print(reason, file=sys.stderr)
+        return 2
+    with testbed_at(args.testbed) as testbed, ExitStack() as stack:
+        runs = testbed.shared_folder("chaos")
+        stack.enter_context(small_disk(runs, 512))
+        begun = time.monotonic()
+        storm = storms.Storm(testbed, runs, args.user, random.Random(args.seed), args.steps, lambda line: print(line, flush=True))
+        storm.rage(args.faults, args.runs)
+        wall_s = time.monotonic() - begun
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="untouched-")))
+        good = report(storm, untouched_losses(storm.nights[0], scratch / "run"), wall_s)
+    print("all is well" if good else "NOT WELL")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
