@@ -39,14 +39,14 @@ WARNED = frozenset({"preempted", "requeued", "signalled", "time_limit", "stopped
 
 
 @contextmanager
-def testbed_at(root: Path | None) -> Iterator[Testbed]:
-    """The testbed that is up in ``root``; None: one of our own."""
+def testbed_at(root: Path | None, user: str | None) -> Iterator[Testbed]:
+    """The testbed that is up in ``root``; None: one of our own, where ``user`` may submit."""
     if root is not None:
         yield Testbed(root)
         return
     own = Path(tempfile.mkdtemp(prefix="chaos-"))
     own.chmod(0o755)
-    testbed_cluster.up(own)
+    testbed_cluster.up(own, users=(user,) if user else ())
     try:
         yield Testbed(own)
     finally:
@@ -145,7 +145,7 @@ def main() -> int:
     if (reason := testbed_cluster.why_unusable()) and args.testbed is None:
         print(reason, file=sys.stderr)
         return 2
-    with testbed_at(args.testbed) as testbed, ExitStack() as stack:
+    with testbed_at(args.testbed, args.user) as testbed, ExitStack() as stack:
         runs = testbed.shared_folder("chaos")
         stack.enter_context(small_disk(runs, 512))
         begun = time.monotonic()
