@@ -51,6 +51,16 @@ def testbed_at(root: Path | None, user: str | None) -> Iterator[Testbed]:
         yield Testbed(own)
     finally:
         testbed_cluster.down(own)
+        print(f"the testbed's logs are in {own / 'log'}")
+
+
+def why_not(testbed: Testbed, user: str | None) -> str | None:
+    """One line when ``user`` cannot run this Python."""
+    try:
+        testbed.run([sys.executable, "-c", "import hpcmoe"], user, check=True)
+    except (OSError, KeyError, subprocess.CalledProcessError) as error:
+        return f"{user or 'this user'} cannot run hpcmoe with {sys.executable}: {error}"
+    return None
 
 
 @contextmanager
@@ -146,6 +156,9 @@ def main() -> int:
         print(reason, file=sys.stderr)
         return 2
     with testbed_at(args.testbed, args.user) as testbed, ExitStack() as stack:
+        if (reason := why_not(testbed, args.user)) is not None:
+            print(reason, file=sys.stderr)
+            return 2
         runs = testbed.shared_folder("chaos")
         stack.enter_context(small_disk(runs, 512))
         begun = time.monotonic()
