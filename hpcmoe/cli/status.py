@@ -138,10 +138,9 @@ def node_lines(events: list[Event]) -> list[str]:
     lines = []
     for event in events:
         if event["event"] == "laid_out" and event["nodes"] != event.get("nodes_before"):
-            sizes = ", ".join(
-                f"{name} {size}" for name, size in event["layout"].items() if size not in (None, 1, "none", "inside")
-            )
-            lines.append(f"  {event['attempt']}: laid out on {event['nodes']} nodes: {sizes}")
+            untold = (None, 1, "none", "inside", *(["1F1B"] if event["layout"].get("pp") == 1 else []))
+            sizes = ", ".join(f"{name} {size}" for name, size in event["layout"].items() if size not in untold)
+            lines.append(f"  {event['attempt']}: laid out on {event['nodes']} node{'s' * (event['nodes'] > 1)}: {sizes}")
         elif event["event"] == "nodes_excluded":
             lines.append(
                 f"  {event['attempt']}: job {event['job_id']} is to stay away from {','.join(event['nodes']) or 'no node'}"

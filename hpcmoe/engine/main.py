@@ -40,7 +40,7 @@ from hpcmoe.engine.stop import ControlFiles, StopSignals
 from hpcmoe.engine.support import Sizes, check_engine
 from hpcmoe.engine.trainer import Lead, Outcome, Trainer
 from hpcmoe.engine.verdict import write_error, write_verdict
-from hpcmoe.engine.world import check_placement, join_world, leave_world, pick_device
+from hpcmoe.engine.world import NoDeviceError, check_placement, join_world, leave_world, pick_device
 from hpcmoe.errors import UserError
 from hpcmoe.models.accounting import parameters
 from hpcmoe.runs.journal import Journal, PatientJournal, read_journal
@@ -79,6 +79,9 @@ def run_rank(run_dir: Path, signals: StopSignals, begun: float) -> int:
         code = 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
+        if launch is not None and _may_be_the_node_s(error, run, launch):
+            write_error(run, launch.attempt, launch.rank, error)
+            os._exit(1)
         attempt = launch.attempt if launch is not None else os.environ.get("HPCMOE_ATTEMPT", "unknown")
         newest = manifest.published(run.checkpoints)
         write_verdict(run, attempt, "failed", newest[0] if newest else 0, reason=str(error))
@@ -91,6 +94,12 @@ def run_rank(run_dir: Path, signals: StopSignals, begun: float) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _may_be_the_node_s(error: UserError, run: RunDir, launch: Launch) -> bool:
+    """A GPU that is missing on one of several nodes, or was there before, is no mistake of the user's: the run comes back."""
+    several = launch.world_size > launch.local_world_size
+    return isinstance(error, NoDeviceError) and (several or bool(manifest.published(run.checkpoints)))
 
 
 def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, clock: StartupClock) -> Outcome:

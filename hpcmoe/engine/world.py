@@ -16,15 +16,22 @@ from hpcmoe.errors import UserError
 FAREWELL_S = 10.0  # how long the rank that keeps the store waits for the others to have read it
 
 
+class NoDeviceError(UserError):
+    """This rank has no GPU: the user's mistake, or a broken node."""
+
+
 def pick_device(kind: str, local_rank: int) -> torch.device:
+    """The rank's device. Raises NoDeviceError."""
     if kind == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UserError("cluster.device=cuda, but this rank sees no GPU; use a CPU profile such as cluster=local, or check gres")
+        raise NoDeviceError(
+            "cluster.device=cuda, but this rank sees no GPU; use a CPU profile such as cluster=local, or check gres"
+        )
     visible = torch.cuda.device_count()
     index = local_rank if visible > 1 else 0  # srun may bind each rank to one GPU
     if index >= visible:
-        raise UserError(f"local rank {local_rank} has no GPU: {visible} are visible on this node")
+        raise NoDeviceError(f"local rank {local_rank} has no GPU: {visible} are visible on this node")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 

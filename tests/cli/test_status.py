@@ -67,7 +67,7 @@ def test_an_elastic_run_tells_its_layouts_and_a_run_the_nodes_it_stays_away_from
         "dp_shard": 8,
         "tp": 1,
         "ep": 4,
-        "ep_placement": "inside",
+        "schedule": "1F1B",
         "microbatch": 2,
         "recompute": "none",
     }

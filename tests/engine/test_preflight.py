@@ -6,7 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from hpcmoe.config.cluster_schema import ClusterConfig
+from hpcmoe.config.schema import Precision
 from hpcmoe.runs.preflight import read_cards
 from tests.engine.ranks import Attempt, make_run, small_config, write_text
 
@@ -50,3 +53,24 @@ def test_a_rank_that_miscalculates_says_so_and_the_other_waits_no_longer_than_it
     cards = read_cards(run.preflight("7.0"))
     assert (cards[1]["part"], cards[1]["error"]) == ("matmul", "ArithmeticError: the same product came out different")
     assert (cards[0]["part"], "did not meet the others" in cards[0]["error"]) == ("all_reduce", True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_missing_on_one_of_several_nodes_does_not_end_the_run(tmp_path: Path) -> None:
+    config = small_config(
+        write_text(tmp_path / "text"), 1, 1, 5, cluster=ClusterConfig(name="test", scheduler="slurm", device="cuda")
+    )
+    config.precision.name = Precision.bf16
+    alone = make_run(tmp_path / "alone", config)
+    lone = Attempt(alone, "7.0", 1)
+    assert lone.finish() == [2], lone.log()
+    verdict = lone.verdict()
+    assert verdict is not None
+    assert verdict["verdict"] == "failed", "a mistake in the config"
+
+    config.nodes, config.layout.dp_shard = 2, 2
+    run = make_run(tmp_path / "two", config)
+    ranks = Attempt(run, "7.0", 2, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
+    assert ranks.finish() == [1, 1], ranks.log()
+    assert ranks.verdict() is None
+    assert "this rank sees no GPU" in (run.attempt("7.0") / "error-rank0001.txt").read_text()
