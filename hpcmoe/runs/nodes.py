@@ -98,7 +98,11 @@ def _of_crash(evidence: Evidence) -> Blame | None:
 
 
 def _killed(evidence: Evidence) -> dict[str, str]:
-    """Hosts whose tasks died by a signal before srun ended the others, or left with a bad exit code and no traceback."""
+    """Hosts whose tasks died by a signal of their own, or left with a bad exit code and no traceback.
+
+    srun ends tasks with TERM and KILL: those count only before it began to. What aborts (NCCL's watchdog does, on every rank) is
+    counted whenever it comes, so that the first of many is not taken for the only one.
+    """
     found: dict[str, str] = {}
     ending = False
     for line in evidence.srun.splitlines():
@@ -106,8 +110,12 @@ def _killed(evidence: Evidence) -> dict[str, str]:
         match = _TASKS.match(line)
         if match is None or match["host"] not in evidence.hosts or "Terminated" in match["how"]:
             continue
-        left = "Exited with exit code" in match["how"]
-        if (left and int(match["first"]) not in evidence.errors) or not (left or ending):
+        traceback = evidence.errors.get(int(match["first"]))
+        if "Exited with exit code" in match["how"]:
+            own = traceback is None
+        else:
+            own = not ("Killed" in match["how"] and ending) and not (traceback and _WITNESS.search(traceback))
+        if own:
             found.setdefault(match["host"], f"rank {match['first']}: {match['how']}")
     return found
 

@@ -31,6 +31,12 @@ srun: launch/slurm: _step_signal: Terminating StepId=1.3
 srun: error: n0001: tasks 0-1: Exited with exit code 127
 srun: error: n0003: tasks 4-5: Terminated
 """
+ABORTED = """\
+srun: error: n0002: task 2: Aborted (core dumped)
+srun: launch/slurm: _step_signal: Terminating StepId=1.3
+srun: error: n0001: task 0: Aborted (core dumped)
+srun: error: n0003: tasks 4-5: Killed
+"""
 
 
 def evidence(**facts: Any) -> Evidence:
@@ -87,6 +93,8 @@ def test_the_rank_with_an_error_of_its_own_is_told_from_those_that_lost_a_peer()
         {"errors": {0: PEER_GONE, 2: NCCL_PEER}},  # all lost a peer, nobody knows whom
         {"srun": "srun: error: n0002: task 2: Exited with exit code 1\n", "errors": {2: PEER_GONE, 0: PEER_GONE}},
         {"srun": NO_PYTHON},
+        {"srun": ABORTED},
+        {"srun": "srun: error: n0002: task 2: Aborted (core dumped)\n", "errors": {2: NCCL_PEER}},
         {"srun": "srun: error: n0009: task 2: Killed\n"},  # of another job
         {},
     ],
