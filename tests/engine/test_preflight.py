@@ -70,7 +70,8 @@ def test_a_gpu_that_is_missing_on_one_of_several_nodes_does_not_end_the_run(tmp_
 
     config.nodes, config.layout.dp_shard = 2, 2
     run = make_run(tmp_path / "two", config)
-    ranks = Attempt(run, "7.0", 2, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
-    assert ranks.finish() == [1, 1], ranks.log()
-    assert ranks.verdict() is None
+    other = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    rank = Attempt(run, "7.0", 1, other)
+    assert rank.finish() == [1], rank.log()
+    assert rank.verdict() is None
     assert "this rank sees no GPU" in (run.attempt("7.0") / "error-rank0001.txt").read_text()
