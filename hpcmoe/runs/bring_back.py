@@ -24,6 +24,8 @@ from hpcmoe.runs.submission import submission_lock, writer_gone
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError
 
+# Ends that a requeued job may pass through on its way back into the queue: they must still stand at a second look.
+MAY_COME_BACK, SECOND_LOOK_S = frozenset({"PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REQUEUED"}), 2.0
 Deed = dict[str, Any]  # what was done, for people and for --json: run_id, did, text, ...
 
 
@@ -42,6 +44,8 @@ def help_on(seen: RunView, tell: Callable[[Deed], None]) -> bool:
     with submission_lock(run) as mine:
         if not mine:
             return True  # another supervisor is at it
+        if seen.job.state in MAY_COME_BACK:
+            time.sleep(SECOND_LOOK_S)
         now = observe([read_record(run)])[0]
         decision = _decision(now)
         return decision is None or _act(decision, now, tell)

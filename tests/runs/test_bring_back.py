@@ -37,6 +37,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake.answers("squeue", row("7", "FAILED"))
     fake.answers("sacct")
     fake.runs("sbatch", f'n=$(wc -l <"{fake.folder}/sbatch.log"); sleep 0.3; echo $((40 + n))')
+    monkeypatch.setattr("hpcmoe.runs.bring_back.SECOND_LOOK_S", 0.01)
     monkeypatch.setattr("hpcmoe.slurm.submit.LOOK_AGAIN_AFTER_S", 0.01)
     monkeypatch.setattr("hpcmoe.slurm.submit.LOOK_EVERY_S", 0.02)
     return fake
@@ -124,6 +125,16 @@ def test_while_another_host_submits_it_it_is_left_alone(slurm: FakeSlurm, tmp_pa
     assert help_it(run) == []
     with pytest.raises(UserError, match="being submitted by another process"):
         resume(run)
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_job_that_only_passes_through_an_end_on_its_way_back_is_left_alone(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stopped_run(tmp_path)
+    slurm.answers("squeue", row("7", "NODE_FAIL"))
+    monkeypatch.setattr("hpcmoe.runs.bring_back.time.sleep", lambda seconds: slurm.answers("squeue", row("7", "PENDING")))
+    assert help_it(run) == []
     assert slurm.calls("sbatch") == []
 
 

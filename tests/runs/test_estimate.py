@@ -13,6 +13,7 @@ from hpcmoe.config.compose import load
 from hpcmoe.config.validate import validate
 from hpcmoe.errors import UserError
 from hpcmoe.runs.estimate import confirm, estimate_gpu_hours
+from tests.hpcmoe_slurm.fakes import FakeSlurm
 
 
 @pytest.mark.parametrize(
@@ -71,4 +72,28 @@ def test_with_nobody_to_ask_a_costly_run_or_sweep_is_refused_and_nothing_is_writ
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert f"about {32 if words else 16} GPU-hours" in said
     assert "--yes submits it" in said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["-m", "train.seed=0,1"]])
+def test_yes_submits_without_a_question(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm = FakeSlurm(tmp_path / "bin", monkeypatch)
+    slurm.answers("sbatch", "41\n")
+    slurm.answers("srun")
+    slurm.answers("scontrol", "MaxArraySize            = 1001\n")
+    monkeypatch.setenv("HPCMOE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr("sys.stdin", None)
+    common = ["cluster=testbed", "nodes=2", "slurm.time=2:00:00", "resilience.ask_above_gpu_hours=10"]
+    assert main(["submit", *common, *words, "--yes"]) == 0, capsys.readouterr().err
+    assert len(slurm.calls("sbatch")) == 1
+
+
+def test_a_sweep_of_which_no_point_fits_under_its_ceiling_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HPCMOE_RUNS", str(tmp_path / "runs"))
+    assert main(["submit", "cluster=testbed", "resilience.max_gpu_hours=0.01", "-m", "train.seed=0,1"]) == 2
+    assert "resilience.max_gpu_hours=0.01 leaves no room" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
