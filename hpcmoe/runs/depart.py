@@ -15,9 +15,10 @@ from pathlib import Path
 from hpcmoe.errors import UserError
 from hpcmoe.files import read_json
 from hpcmoe.process import collect_little
-from hpcmoe.runs.arrive import gpus_of_attempt, release_claim, work_done
+from hpcmoe.runs.arrive import gpus_of_attempt, work_done
 from hpcmoe.runs.blame import exclude_flag, stay_away, why_ended
 from hpcmoe.runs.budget import budgets_of, give_up_reason, not_before, seconds_left, spent_reason, time_flag
+from hpcmoe.runs.claim import release_claim
 from hpcmoe.runs.ending import Ending, cause_of
 from hpcmoe.runs.journal import Journal, PatientJournal
 from hpcmoe.runs.lastwords import detail_of, last_lines

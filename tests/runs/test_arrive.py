@@ -15,8 +15,7 @@ from hpcmoe.config.compose import load
 from hpcmoe.config.freeze import freeze
 from hpcmoe.config.validate import validate
 from hpcmoe.files import write_json
-from hpcmoe.runs import arrive as room
-from hpcmoe.runs.arrive import GO_ON, NOTHING_TO_DO, arrive
+from hpcmoe.runs.arrive import GO_ON, NOTHING_TO_DO, arrive, end_of_job
 from hpcmoe.runs.journal import Journal, read_journal
 from hpcmoe.runs.place import Place
 from hpcmoe.runs.rundir import RunDir
@@ -84,7 +83,7 @@ def test_a_job_whose_predecessor_is_still_leaving_waits_for_it(
     run = run_of(tmp_path)
     assert arrive(run, place("7")) == GO_ON
     slurm["7"] = "COMPLETING"
-    monkeypatch.setattr(room.time, "sleep", lambda seconds: slurm.update({"7": "FAILED"}))
+    monkeypatch.setattr("time.sleep", lambda seconds: slurm.update({"7": "FAILED"}))
     assert arrive(run, place("8")) == GO_ON
     assert [attempt.cause for attempt in read_record(run).attempts] == ["unknown", None]
 
@@ -169,15 +168,15 @@ def test_the_jobs_end_is_asked_of_slurm_and_taken_from_the_environment_where_nob
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
     monkeypatch.setattr(client, "show_job", lambda job_id: SimpleNamespace(end_time=1234.0))
-    assert room.end_of_job(place("7")) == 1234.0
+    assert end_of_job(place("7")) == 1234.0
     monkeypatch.setattr(client, "show_job", lambda job_id: None)
-    assert room.end_of_job(place("7")) is None
+    assert end_of_job(place("7")) is None
 
     def silent(job_id: str) -> None:
         raise SlurmMissing("no scontrol")
 
     monkeypatch.setattr(client, "show_job", silent)
-    assert room.end_of_job(place("7")) is None
+    assert end_of_job(place("7")) is None
     monkeypatch.setenv("SLURM_JOB_END_TIME", "1788000000")
-    assert room.end_of_job(place("7")) == 1788000000.0
-    assert room.end_of_job(Place("local-5.0", "local-5", 0, 1, "here", "local")) is None
+    assert end_of_job(place("7")) == 1788000000.0
+    assert end_of_job(Place("local-5.0", "local-5", 0, 1, "here", "local")) is None
