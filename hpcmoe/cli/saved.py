@@ -50,7 +50,7 @@ def certificate_text(certificates: Sequence[Certificate]) -> str:
     if not certificates:
         return "no resume yet: nothing to certify"
     counts = [f"{sum(one.verdict == verdict for one in certificates)} {words}" for verdict, words in WORDS.items()]
-    lines = [f"{len(certificates)} resumes: {', '.join(counts)}"]
+    lines = [f"{len(certificates)} resume{'s' * (len(certificates) > 1)}: {', '.join(counts)}"]
     for one in certificates:
         tokens = "tokens unknown" if one.tokens is None else f"{one.tokens} tokens"
         maker = f", made by attempt {one.made_by}" if one.made_by else ""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from hpcmoe.config.schema import CheckpointConfig
 from hpcmoe.engine.checkpoint import Checkpointer
 from hpcmoe.runs.journal import Event, Journal
-from hpcmoe.runs.mtbf import Mtbf, mtbf_of
+from hpcmoe.runs.mtbf import Mtbf, mtbf_of, span
 from hpcmoe.runs.story import Attempt
 
 MEASURE_AFTER_S = 60.0  # while no save was measured, the first one comes so soon
@@ -24,7 +24,8 @@ RECENT = 5  # saves, and
 RECENT_STEPS = 20  # steps, that the measured times are taken from
 MARGIN = 1.5  # on what a step and a save took, for the next ones may take longer
 DEPART_S = 10.0  # until the job script has seen to what follows
-WORTH_TELLING = 1.25  # a choice that differs less from the one before is not journalled
+WORTH_TELLING = 1.25  # a choice whose seconds differ less from those told before, and whose steps less than
+STEPS_WORTH_TELLING = 2.0  # so much, is not journalled
 
 
 def young_daly_s(save_s: float, mtbf_s: float) -> float:
@@ -51,7 +52,7 @@ class Choice:
         bound = f", {self.bound}" if self.bound else ""
         return (
             f"Young/Daly: {self.save_s:.2g} s a save, {self.step_s:.2g} s a step, "
-            f"{self.mtbf.seconds / 3600:.3g} h between failures ({self.mtbf.source}){bound}"
+            f"{span(self.mtbf.seconds)} between failures ({self.mtbf.source}){bound}"
         )
 
 
@@ -63,6 +64,12 @@ def choose(save_s: float, step_s: float, mtbf: Mtbf, most_s: float | None) -> Ch
     if most_s is not None and seconds > most_s:
         seconds, bound = most_s, "at most checkpoint.max_interval_s"
     return Choice(max(1, int(seconds / step_s)), seconds, save_s, step_s, mtbf, bound)
+
+
+def worth_telling(choice: Choice, told: Choice) -> bool:
+    """The steps alone follow the step time, which is never quite the same."""
+    seconds, steps = choice.seconds / told.seconds, choice.steps / told.steps
+    return max(seconds, 1 / seconds) >= WORTH_TELLING or max(steps, 1 / steps) >= STEPS_WORTH_TELLING
 
 
 def need_s(step_s: float, save_s: float) -> float:
@@ -142,8 +149,7 @@ class SavePlan:
         save_s = statistics.median(self.checkpointer.save_seconds[-RECENT:])
         mtbf = mtbf_of(self.attempts, self.nodes, self.now())
         self.choice = choice = choose(save_s, statistics.median(self._steps), mtbf, self.config.max_interval_s)
-        told = self._told
-        if told is not None and 1 / WORTH_TELLING < choice.steps / told.steps < WORTH_TELLING:
+        if self._told is not None and not worth_telling(choice, self._told):
             return
         self._told = choice
         self.journal.append(

@@ -14,6 +14,13 @@ NODE_MTBF_S = 2048 * 54 * 86400 / 419
 WANTED = frozenset({"completed", "failed", "stopped", "cancelled"})
 
 
+def span(seconds: float) -> str:
+    """90 s, 15 min, 6335 h: a figure that is known roughly."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
 @dataclass(frozen=True)
 class Mtbf:
     """Mean time between endings that came before the run could save."""
@@ -27,8 +34,9 @@ class Mtbf:
     def source(self) -> str:
         """Where the figure comes from, in words."""
         if self.failures:
-            return f"{self.failures} without warning in {self.held_s / 3600:.3g} h"
-        return f"assumed: none without warning yet, {NODE_MTBF_S / 3600:.0f} h a node, {self.nodes} nodes"
+            return f"{self.failures} without warning in {span(self.held_s)}"
+        nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
+        return f"assumed: none without warning yet, {span(NODE_MTBF_S)} a node, {nodes}"
 
 
 def mtbf_of(attempts: Sequence[Attempt], nodes: int, now: float) -> Mtbf:

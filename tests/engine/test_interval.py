@@ -111,7 +111,7 @@ def test_a_chosen_interval_is_measured_once_then_kept_and_told_with_its_reason(t
     assert machine.train(plan, 1, 600, 1.0) == [60, 229, 398, 567]
     (chosen,) = machine.events("interval_chosen")
     assert (chosen["steps"], chosen["save_s"], chosen["step_s"], chosen["failures"]) == (169, 4.0, 1.0, 1)
-    assert chosen["why"] == "Young/Daly: 4 s a save, 1 s a step, 1 h between failures (1 without warning in 1 h)"
+    assert chosen["why"] == "Young/Daly: 4 s a save, 1 s a step, 60 min between failures (1 without warning in 60 min)"
 
 
 def test_a_resumed_attempt_uses_what_the_ones_before_measured(tmp_path: Path) -> None:
