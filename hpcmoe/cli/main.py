@@ -16,6 +16,7 @@ from hpcmoe.errors import UserError, nearest
 from hpcmoe.process import collect_little
 
 VERBS = {
+    "doctor": "what this site's Slurm will do to a run, and what to change",
     "plan": "which layout fits, why, and how fast it would be",
     "submit": "start a run (or, with -m, a sweep of runs)",
     "status": "all runs, or the story of one",

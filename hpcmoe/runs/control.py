@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcmoe.errors import UserError
 from hpcmoe.runs.arrive import close_silent_attempts
-from hpcmoe.runs.journal import Journal
+from hpcmoe.runs.journal import Journal, read_journal
 from hpcmoe.runs.observe import RunView, observe
 from hpcmoe.runs.place import local_pid
 from hpcmoe.runs.rundir import RunDir
@@ -19,6 +19,7 @@ from hpcmoe.runs.store import finish, read_record, reopen
 from hpcmoe.runs.submission import being_submitted, submission_lock
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError
+from hpcmoe.slurm.parse import compress_hostlist
 
 CANCEL_POLL_S = 0.5
 # Beyond KillWait: epilogs and a slow controller.
@@ -130,14 +131,16 @@ class LogTail:
     def pump(self) -> bool:
         """Emit what is new. True when there was something."""
         any_new = False
-        for attempt in read_record(self.run).attempts:
-            path = self.run.rank_log(attempt.attempt, self.rank)
+        for event in read_journal(self.run.journal):
+            if event["event"] != "attempt_started":
+                continue
+            attempt = str(event["attempt"])
+            path = self.run.rank_log(attempt, self.rank)
             if not path.exists():
                 continue
-            if attempt.attempt not in self._offsets:
-                hosts = ",".join(attempt.hosts[:4]) + (",..." if len(attempt.hosts) > 4 else "")
-                self.emit(f"--- attempt {attempt.attempt} on {hosts} (rank {self.rank}) ---\n")
-            any_new |= self._read(attempt.attempt, path)
+            if attempt not in self._offsets:
+                self.emit(f"--- attempt {attempt} on {compress_hostlist(event.get('hosts') or ())} (rank {self.rank}) ---\n")
+            any_new |= self._read(attempt, path)
         return any_new
 
     def _read(self, attempt: str, path: Path) -> bool:

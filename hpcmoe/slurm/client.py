@@ -16,13 +16,11 @@ from hpcmoe.slurm.facts import (
     AcctRow,
     ClusterFacts,
     JobFacts,
-    PartitionFacts,
     QueueRow,
     read_accounting,
     read_cluster,
     read_down,
     read_jobs,
-    read_partition,
     read_queue,
 )
 from hpcmoe.slurm.parse import SEPARATOR, format_duration, format_timestamp
@@ -55,7 +53,6 @@ __all__ = [
     "AcctRow",
     "ClusterFacts",
     "JobFacts",
-    "PartitionFacts",
     "QueuePlace",
     "QueueRow",
     "cancel",
@@ -63,7 +60,6 @@ __all__ = [
     "down_nodes",
     "end_within",
     "exclude_nodes",
-    "partition_facts",
     "places",
     "queue_of_user",
     "requeue",
@@ -226,11 +222,3 @@ def exclude_nodes(job_id: str, hosts: str) -> None:
 def cluster_facts() -> ClusterFacts:
     """How this site's Slurm is set up."""
     return read_cluster(run_or_reject(["scontrol", "show", "config"]))
-
-
-def partition_facts(name: str) -> PartitionFacts:
-    """A partition's rules. Raises SlurmRejected when there is no such partition."""
-    facts = read_partition(run_or_reject(["scontrol", "show", "partition", name]))
-    if facts is None:
-        raise SlurmRejected(f"no partition {name!r}")
-    return facts

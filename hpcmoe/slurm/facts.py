@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcmoe.slurm.parse import (
@@ -254,11 +255,8 @@ class PartitionFacts:
     up: bool
 
 
-def read_partition(text: str) -> PartitionFacts | None:
-    """From the text of ``scontrol show partition NAME``; None when there is none in it."""
-    record = next((r for r in parse_records(text) if "PartitionName" in r), None)
-    if record is None:
-        return None
+def partition_of(record: Mapping[str, str]) -> PartitionFacts:
+    """From one record of ``scontrol show partition``."""
     nodes = record.get("MaxNodes", "")
     return PartitionFacts(
         name=record["PartitionName"],

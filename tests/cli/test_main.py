@@ -109,6 +109,10 @@ def test_watch_imports_neither_torch_nor_hydra(tmp_path: Path) -> None:
     assert imported("watch", "--once", cwd=tmp_path) & {"torch", "hydra", "omegaconf", "numpy"} == set()
 
 
+def test_doctor_imports_no_torch(tmp_path: Path) -> None:
+    assert imported("doctor", "--no-such-option", cwd=tmp_path) & {"torch", "rich", "numpy"} == set()
+
+
 def test_submit_never_imports_torch(tmp_path: Path) -> None:
     assert imported("submit", "--dry-run", cwd=tmp_path) & {"torch", "rich", "numpy", "submitit", "tensorboard"} == set()
 

@@ -173,9 +173,3 @@ def test_a_time_limit_that_slurm_does_not_shorten_is_told(slurm: FakeSlurm) -> N
     assert not client.end_within("7", 60.0)
     slurm.answers("scontrol", stderr="slurm_load_jobs error: Invalid job id specified", rc=1)
     assert not client.end_within("7", 60.0)
-
-
-def test_an_unknown_partition_is_rejected(slurm: FakeSlurm) -> None:
-    slurm.answers("scontrol", stderr="Partition nono not found", rc=1)
-    with pytest.raises(SlurmRejected, match="nono"):
-        client.partition_facts("nono")

@@ -8,13 +8,14 @@ from hpcmoe.slurm.facts import (
     SEPARATOR,
     JobFacts,
     gpus_of,
+    partition_of,
     read_accounting,
     read_cluster,
     read_exit_code,
     read_jobs,
-    read_partition,
     read_queue,
 )
+from hpcmoe.slurm.parse import parse_records
 from tests.hpcmoe_slurm.fakes import RECORDED
 
 
@@ -130,8 +131,7 @@ def test_the_user_signal_is_found_in_both_of_its_places(line: str) -> None:
 
 
 def test_a_partition_s_rules() -> None:
-    facts = read_partition(recorded("show_partition.txt"))
-    assert facts is not None
+    [facts] = [partition_of(record) for record in parse_records(recorded("show_partition.txt"))]
     assert (facts.name, facts.preempt_mode, facts.grace_s, facts.max_time_s, facts.up) == (
         "cancel_grace",
         "CANCEL",
