@@ -33,7 +33,7 @@ def frame(
         details = _details(lines[selected], now) if lines else []
         parts += [Text(""), *(Text(line, no_wrap=True, overflow="ellipsis") for line in details[:2])]
         parts += [Text("")] * (2 - len(details[:2]))
-        parts.append(Text(says, style="bold") if says else Text(KEYS, style="dim"))
+        parts.append(Text(says or KEYS, style="bold" if says else "dim", no_wrap=True, overflow="ellipsis"))
     return Group(*parts)
 
 

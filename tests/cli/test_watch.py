@@ -23,6 +23,8 @@ from rich.console import Console
 from hpcmoe.cli import watch
 from hpcmoe.cli.keys import keys_in
 from hpcmoe.cli.screen import frame, when
+from hpcmoe.config.compose import compose, to_config
+from hpcmoe.config.freeze import freeze
 from hpcmoe.errors import UserError
 from hpcmoe.runs.board import Board, Line
 from hpcmoe.runs.glance import glance
@@ -213,6 +215,7 @@ def live_run(tmp_path: Path) -> Iterator[tuple[RunDir, subprocess.Popen[bytes]]]
     for one in (over, run):
         one.path.mkdir()
         one.control.mkdir()
+        freeze(to_config(compose(["cluster=local", "model=tiny"])), one.config)
         Journal(one.journal).append("planned", name="watched", scheduler="local", steps=60)
     Journal(over.journal).append("finished", state="COMPLETED", reason=None)
     job_id = f"local-{job.pid}"
