@@ -163,8 +163,8 @@ class ResilienceConfig:
 
     stop_lead_s: int = 120  # --signal=B:USR1@T: seconds before the time limit at which the run saves and leaves
     max_attempts_without_progress: int = 3  # then FAILED, with the reason
-    max_failures: int | None = 20  # crashes, hangs, out of memory: one more and the run is FAILED; null: no bound
-    max_node_failures: int | None = 20  # likewise
+    max_failures: int | None = 100  # crashes, hangs, out of memory: one more and the run is FAILED; null: no bound
+    max_node_failures: int | None = 100  # likewise
     max_time_limits: int | None = None  # likewise
     max_preemptions_per_hour: int | None = 6  # after one more the next start waits until the hour is over; null: it never waits
     failure_backoff_s: float = 60.0  # wait before the second try without progress; doubles with each, up to an hour; 0: none
