@@ -72,8 +72,12 @@ def _step(
     moments = float(sum(_local(t) for state in optimizer.state.values() for name, t in state.items() if name != "step"))
     if layout.pp > 1:
         _sum_whole_gradients(stages)
-    for part in stages.parts:  # a first microbatch leaves gradients, and a pipeline's weights gathered
+    for (
+        part
+    ) in stages.parts:  # a first microbatch leaves gradients, and a pipeline's weights gathered; what it keeps does not tell
+        part.set_recompute("none")
         _backward(part, *_forward(part, shape))
+        part.set_recompute(layout.recompute)
     before = ledger.now
     alive = [_forward(part, shape) for part, count in zip(stages.parts, flight, strict=True) for _ in range(count)]
     activations = ledger.now - before - sum(_outputs(output) for _, output in alive)

@@ -30,6 +30,11 @@ def block(shape: Shape, work: Workload, layout: Layout, moe: bool, recompute: st
     return routed + attention + feed_forward + 2 * width * shape.hidden / tp  # the inputs of both norms
 
 
+def attention_part(shape: Shape, work: Workload, tp: int) -> float:
+    """Bytes a token of what is left, without recompute, when a block's feed-forward part has gone back."""
+    return _attention(shape, work, tp, "none") + 2 * work.compute_bytes * shape.hidden / tp
+
+
 def _attention(shape: Shape, work: Workload, tp: int, recompute: str) -> float:
     """Queries, keys and values as attention wants them, its output and log-sum-exp; also the input and the norms of queries and
     keys, or in place of these the output layer's result. Latent attention is counted as if the engine had it."""

@@ -9,13 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcmoe.planner.activations import LayerActivations, layer_activations
-from hpcmoe.planner.constants import HOT_RANK, PADDING, SLACK
+from hpcmoe.planner.backward import in_block
+from hpcmoe.planner.constants import HOT_RANK, SLACK
 from hpcmoe.planner.layout import Layout
 from hpcmoe.planner.params import model_params
 from hpcmoe.planner.pipeline import in_flight, in_flight_by_chunk
 from hpcmoe.planner.shapes import Shape
 from hpcmoe.planner.stages import Chunk, Contents, contents, telling
 from hpcmoe.planner.workload import Workload
+
+# A logit beside its probability (fp32): forward 16 bit or not at all and an fp32 copy; backward two gradients in fp32.
+LOSS_BYTES = 8.0
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,11 @@ def state(values: Held, layout: Layout, work: Workload) -> tuple[float, float, f
 
 
 def unsharded(values: Held, layout: Layout, work: Workload) -> float:
-    """Bytes of gathered weights and of gradients on their way to be reduced.
+    """Bytes of gathered weights, and of gradients on their way to be reduced as far as backward.py does not count them.
 
-    Two blocks in flight (prefetch), embedding and head beside; one block's gradients as computed, the one before as its reduction
-    wants them, and the head's, which wait for the embedding's. With a pipeline the weights of the rank's layers stay gathered
-    through the step: gathering them again for each microbatch costs more.
+    Two blocks in flight (prefetch), embedding and head beside; the head's gradients, which wait for the embedding's. With a
+    pipeline the weights of the rank's layers stay gathered through the step: gathering them again for each microbatch costs more.
+    Published rows: also one block's gradients as computed, and the one before as its reduction wants them.
     """
     if layout.zero == "zero1":
         return 0.0
@@ -90,6 +94,8 @@ def unsharded(values: Held, layout: Layout, work: Workload) -> float:
     if layout.zero == "zero2" or layout.pp > 1:
         copied = layout.efsdp > 1 or work.own  # PyTorch 2.13 copies in a group of one, too; JUPITER's peaks show no such copy
         gathered = values.dense + (values.expert if copied else 2.0 * values.block)
+    if work.own:
+        return work.compute_bytes * (gathered + (values.head if layout.pp == 1 else 0.0))
     if layout.pp > 1:
         return work.compute_bytes * (gathered + values.block)
     return work.compute_bytes * (gathered + values.block + values.head) + work.reduce_bytes * values.block
@@ -102,13 +108,6 @@ def layer_modes(chunk: Chunk, recompute: str) -> list[tuple[int, bool, str]]:
         return [(count, moe, recompute) for count, _, moe in counts if count]
     parts = [(even, moe, "full") for _, even, moe in counts] + [(count - even, moe, "none") for count, even, moe in counts]
     return [part for part in parts if part[0]]
-
-
-def loss_bytes(layout: Layout, work: Workload) -> float:
-    """Bytes a logit beside the probabilities: forward the logits and their fp32 copy; with tensor parallelism, backward two of
-    these."""
-    forward = 4.0 if work.compute_bytes == 4.0 else 4.0 + work.compute_bytes
-    return forward if layout.tp == 1 else max(forward, 8.0)
 
 
 class Memories:
@@ -158,11 +157,8 @@ class Memories:
         return sum(count * self.layer(layout, moe, mode).kept for count, moe, mode in layer_modes(chunk, layout.recompute))
 
     def again(self, layout: Layout, rank: int) -> float:
-        """Bytes of the layer that is being recomputed, beyond what it kept.
-
-        With ``layer`` a layer that keeps all comes between: it is gone by the time that the one before it is recomputed.
-        """
-        chunks = [c for c in self.contents(layout)[rank] if layout.recompute != "layer" or c.ends_even]
+        """Bytes of the layer that is being recomputed, beyond what it kept. Published rows."""
+        chunks = self.contents(layout)[rank]
         layers = [self.layer(layout, moe, mode) for c in chunks for _, moe, mode in layer_modes(c, layout.recompute)]
         return max((layer.full - layer.kept for layer in layers), default=0.0)
 
@@ -177,30 +173,42 @@ class Memories:
         else:
             flight = in_flight_by_chunk(layout, microbatches, rank)
             activations = sum(n * self._kept(layout, chunk) for n, chunk in zip(flight, chunks, strict=True))
-        passing = unsharded(values, layout, work) + self.again(layout, rank)
+        passing = unsharded(values, layout, work)
         tokens = layout.microbatch * work.seq / layout.cp
-        if layout.ep > 1 and any(c.moe for c in chunks):  # one all-to-all's send and receive
-            hot = HOT_RANK if work.imbalance else 1.0
-            passing += 2.0 * work.compute_bytes * tokens * shape.top_k * shape.hidden / layout.tp * hot
         logits = tokens * shape.vocab / layout.tp if any(c.last for c in chunks) else 0.0
         if work.own:  # the loss keeps its probabilities; all that it needs is gone before the blocks' turn
-            passing += self._inner_gradient(layout, chunks)
+            passing += self._in_block(layout, chunks)
+            if layout.pp > 1:  # PyTorch's stages keep each microbatch's result until its backward pass
+                result = tokens * work.compute_bytes * shape.hidden / layout.tp
+                passing += sum(n * result for n, chunk in zip(flight, chunks, strict=True) if not chunk.last)
             ends = 4.0 * logits + (tokens * work.compute_bytes * shape.hidden * (1.0 + 1.0 / layout.tp) if logits else 0.0)
             activations += ends
-            buffers = max(passing - ends, loss_bytes(layout, work) * logits)
+            buffers = max(passing - ends, LOSS_BYTES * logits)
+            if layout.pp == 1:  # at last, embedding's and head's gradients alone
+                buffers = max(buffers, (work.compute_bytes + work.reduce_bytes) * values.ends - activations)
         else:
+            passing += self.again(layout, rank)
+            if layout.ep > 1 and any(c.moe for c in chunks):  # one all-to-all's send and receive
+                hot = HOT_RANK if work.imbalance else 1.0
+                passing += 2.0 * work.compute_bytes * tokens * shape.top_k * shape.hidden / layout.tp * hot
             buffers = passing + work.logit_bytes * logits
         buffers += self.received(layout, microbatches, rank)
         buffers += self.slack * (activations + buffers)
         return Memory(params, grads, optimizer, activations, buffers)
 
-    def _inner_gradient(self, layout: Layout, chunks: Contents) -> float:
-        """Bytes of the gradients inside the widest feed-forward block, beyond what its backward pass has let go by then."""
-        shape, work = self.shape, self.work
-        dense = shape.ffn if any(c.dense for c in chunks) else 0
-        moe = shape.top_k * shape.expert_ffn if any(c.moe for c in chunks) else 0
-        hot = (HOT_RANK if work.imbalance and layout.ep > 1 else 1.0) * (PADDING if work.padded else 1.0)
-        return layout.microbatch * work.seq * work.compute_bytes * max(dense, moe * hot) / layout.tp
+    def _in_block(self, layout: Layout, chunks: Contents) -> float:
+        """Bytes of the block whose backward pass needs most, beyond what it kept.
+
+        With ``layer`` a layer that keeps all comes between: it is gone by the time that the one before it is recomputed.
+        """
+        most = 0.0
+        for chunk in chunks:
+            for _, moe, mode in layer_modes(chunk, layout.recompute):
+                if layout.recompute == "layer" and mode == "full" and not chunk.ends_even:
+                    continue
+                layer = self.layer(layout, moe, mode)
+                most = max(most, in_block(self.shape, self.work, layout, moe, mode, layer.kept, layer.full))
+        return most
 
     def received(self, layout: Layout, microbatches: int, rank: int) -> float:
         """Bytes of a pipeline's buffers for hidden states and their gradients: PyTorch's stages have one for each microbatch."""

@@ -9,6 +9,7 @@ import pytest
 
 from hpcmoe.planner import published
 from hpcmoe.planner.activations import gpt_layer, layer_activations
+from hpcmoe.planner.backward import in_block
 from hpcmoe.planner.layout import Layout
 from hpcmoe.planner.memory import Held, Memories, fullest, state, unsharded
 from hpcmoe.planner.params import layer_params, model_params
@@ -110,16 +111,43 @@ def test_parameters_of_all_pipeline_ranks_add_up() -> None:
     assert whole == model_params(shape).total
 
 
-def test_prefetch_holds_two_blocks_and_the_ends_and_reduces_one_blocks_gradients_in_fp32() -> None:
+def test_prefetch_holds_two_blocks_and_the_ends_and_the_heads_gradients_wait() -> None:
     values = Held(dense=100.0, expert=1000.0, block=40.0, ends=7.0, head=3.0)
-    assert unsharded(values, Layout(dp_shard=4), Workload(seq=1, batch=1)) == 2 * (2 * 40 + 7) + 2 * (40 + 3) + 4 * 40
+    assert unsharded(values, Layout(dp_shard=4), Workload(seq=1, batch=1)) == 2 * (2 * 40 + 7 + 3)
+
+
+def test_a_published_row_has_one_blocks_gradients_beside_and_one_block_reduced_in_fp32() -> None:
+    values = Held(dense=100.0, expert=1000.0, block=40.0, ends=7.0, head=3.0)
+    work = Workload(seq=1, batch=1, own=False)
+    assert unsharded(values, Layout(dp_shard=4), work) == 2 * (2 * 40 + 7) + 2 * (40 + 3) + 4 * 40
 
 
 def test_a_pipeline_keeps_weights_gathered_and_adds_up_whole_gradients() -> None:
     values = Held(dense=100.0, expert=1000.0, block=40.0, ends=7.0, head=3.0)
     layout, work = Layout(pp=2, dp_shard=4, ep=2), Workload(seq=1, batch=8)
-    assert unsharded(values, layout, work) == 2 * (1100 + 40)
+    assert unsharded(values, layout, work) == 2 * 1100
     assert state(values, layout, work) == (4 * (25 + 500), 4 * 1100, 8 * (25 + 500))
+
+
+SMALL = Shape("s", vocab=100, hidden=64, layers=2, heads=4, kv_heads=4, head_dim=16, experts=8, top_k=2, expert_ffn=64)
+LARGE = replace(SMALL, expert_ffn=4096)
+
+
+def test_large_experts_need_most_when_their_gradients_are_copied_to_be_reduced() -> None:
+    work, layout = Workload(seq=16, batch=8, imbalance=False), Layout(dp_shard=8, ep=4)
+    experts = 3 * 64 * 4096 * 8 / 4
+    assert in_block(LARGE, work, layout, True, "none", 0.0, 0.0) == pytest.approx(4 * experts, rel=0.01)  # fp32
+    assert in_block(LARGE, replace(work, reduce_bytes=2.0), layout, True, "none", 0.0, 0.0) == pytest.approx(
+        2 * experts, rel=0.01
+    )
+
+
+def test_many_tokens_need_most_inside_the_experts() -> None:
+    work, layout = Workload(seq=1 << 20, batch=8, imbalance=False), Layout(dp_shard=8, ep=4)
+    gradients = 2 * (1 << 20) * (2 * (2 * 64 - 64) + 64)  # two copies a token: three inside less two gone; the block's own
+    moving = 2 * (1 << 20) * (2 * 2 * 64 + 64)  # or, with narrow experts, what the all-to-all sends and receives
+    kept = 1e12  # of which much is gone by the time that gradients are reduced
+    assert in_block(SMALL, work, layout, True, "none", kept, kept) == pytest.approx(max(gradients, moving), rel=0.01)
 
 
 @pytest.mark.parametrize(

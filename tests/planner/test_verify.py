@@ -46,7 +46,9 @@ def test_planner_and_engine_count_every_shipped_model_alike(name: str) -> None:
     "pins",
     [
         Pins(pp=1, tp=1, ep=4),
+        Pins(pp=1, tp=1, ep=4, recompute="full"),
         Pins(pp=1, tp=2, ep=4, recompute="selective"),
+        Pins(pp=1, tp=2, ep=2, recompute="layer"),
         Pins(pp=2, tp=1, ep=2, recompute="layer"),
         Pins(pp=2, tp=1, ep=2, recompute="full"),
         Pins(pp=2, tp=2, ep=2, schedule="Interleaved1F1B"),
@@ -56,7 +58,20 @@ def test_planner_and_engine_count_every_shipped_model_alike(name: str) -> None:
 def test_tiny_agrees_in_every_dimension_and_recompute_mode(pins: Pins) -> None:
     result = agreement(load(["train.global_batch_tokens=8192"]), replace(pins, microbatch=8))
     assert result.agrees, report(result)
+    assert abs(result.total.error) < 0.02, report(result)
     assert result.world == 4
+
+
+def test_the_default_plan_of_tiny_agrees() -> None:
+    result = agreement(load())
+    assert result.agrees, report(result)
+
+
+def test_a_rank_of_512_of_the_1t_model_agrees_with_fewer_layers() -> None:
+    config = load(["model=moe_1t", "model.layers=4", "nodes=128", *ON_GPUS])
+    result = agreement(config, Pins(pp=1, tp=1, ep=64, microbatch=2, recompute="full"))
+    assert result.agrees, report(result)
+    assert abs(result.total.error) < 0.02, report(result)
 
 
 def test_the_planned_rank_of_mixtral_on_64_gpus_agrees_within_5_percent() -> None:
