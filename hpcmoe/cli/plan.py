@@ -81,8 +81,10 @@ def _names(overrides: list[str]) -> set[str]:
 def _config(args: argparse.Namespace, overrides: list[str]) -> tuple[Config, list[str]]:
     """The composed config, with what a plan needs and the user did not say; and a note for each such choice."""
     from hpcmoe.config.precision import precision_of
+    from hpcmoe.config.validate import check_numbers
 
     config = load(overrides, args.config_dir, args.config_name)
+    check_numbers(config)
     names, notes = _names(overrides), []
     if config.precision.name is None:
         config.precision.name = precision_of(config)

@@ -30,7 +30,7 @@ def validate(config: Config) -> Config:
     Raises UserError that names the key, its value and what would be right, for the first thing that cannot be.
     """
     config = copy.deepcopy(config)
-    for check in (_names, _numbers, _model, _cluster, _precision, _data, _schedule, _features, _slurm, _notify):
+    for check in (_names, check_numbers, _model, _cluster, _precision, _data, _schedule, _features, _slurm, _notify):
         check(config)
     if config.elastic:
         check_counts(config, validate)
@@ -60,7 +60,8 @@ def _names(config: Config) -> None:
             raise UserError(unknown_name(key, str(value), valid))
 
 
-def _numbers(config: Config) -> None:
+def check_numbers(config: Config) -> None:
+    """Raises UserError for the first number that is out of its range."""
     tables: list[tuple[tuple[str, ...], str, Callable[[float], bool]]] = [
         (POSITIVE, "above zero", lambda number: number > 0),
         (ZERO_OR_MORE, "zero or more", lambda number: number >= 0),

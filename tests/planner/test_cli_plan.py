@@ -86,6 +86,9 @@ def test_no_layout_that_fits_is_exit_status_1(capsys: pytest.CaptureFixture[str]
         (["slurm.qos=normal", "nodes=65"], "normal takes at most 64 nodes"),
         (["nodes=9999"], "leonardo has 3456"),
         (["nodes=0..4"], "0 < LOW <= HIGH"),
+        (["nodes=0"], "nodes=0 must be above zero"),
+        (["train.seq_len=0"], "train.seq_len=0 must be above zero"),
+        (["layout.microbatch=0"], "layout.microbatch=0 must be above zero"),
         (["layout.epp=3"], "layout.epp"),
     ],
 )
