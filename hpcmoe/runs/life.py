@@ -76,7 +76,8 @@ def step(life: Life, event: Event) -> Life:
         case "submit_refused":
             return replace(life, intent=None, asked=None, refused_at=event["t"], refusals=life.refusals + 1)
         case "submit_failed":
-            return replace(life, asked=None)  # the intent stays: nobody can tell
+            # nobody can tell if there is a job: the intent stays, for the next one to look for it
+            return replace(life, asked=None, intent=life.intent and {**life.intent, "abandoned": True})
         case "submitted":
             return _submitted(life, event)
         case "attempt_started":

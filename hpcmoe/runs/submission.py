@@ -73,9 +73,11 @@ def begin(run: RunDir, token: str, how: str, attempt: str | None = None, **more:
 
 
 def writer_gone(life: Life, job: JobView) -> bool:
-    """Whether the process that began the submission in the journal is known to be gone. ``job``: the one that carries the run."""
+    """Whether whoever began the submission in the journal is gone, or done with it. ``job``: the one that carries the run."""
     if life.intent is None:
         return False
+    if life.intent.get("abandoned"):
+        return True
     if life.intent.get("attempt") is not None:  # it was the job itself, which submitted its successor
         return job.state is not None and is_ended(job.state)
     host, pid, ticks = str(life.intent.get("writer", "::")).split(":")[:3]

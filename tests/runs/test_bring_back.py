@@ -105,6 +105,19 @@ def test_a_job_that_a_killed_supervisor_left_behind_is_adopted(slurm: FakeSlurm,
     assert slurm.calls("sbatch") == []
 
 
+def test_a_supervisor_whose_request_got_no_answer_looks_for_the_job_in_its_next_round(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stopped_run(tmp_path)
+    monkeypatch.setattr("hpcmoe.slurm.submit.RETRY_AFTER_S", 0.01)
+    slurm.answers("sbatch", stderr="sbatch: error: Unable to contact slurm controller (connect failure)", rc=1)
+    assert help_it(run)[0]["did"] == "not_submitted"
+    tries = len(slurm.calls("sbatch"))
+    slurm.answers("squeue", row("7", "FAILED") + row("40", "PENDING", "hpcmoe:run7-1"))
+    assert help_it(run)[0]["job_id"] == "40"
+    assert len(slurm.calls("sbatch")) == tries
+
+
 def test_a_successor_that_the_job_submitted_and_could_not_journal_is_adopted(slurm: FakeSlurm, tmp_path: Path) -> None:
     run = stopped_run(tmp_path)
     Journal(run.journal, "7.0").append("submitting", token="run7-1", how="successor", writer="n1:12:34:a")
