@@ -6,7 +6,8 @@ What is to be done about it is decided in hpcmoe.runs.lifecycle.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from hpcmoe.runs.journal import Event
 from hpcmoe.slurm.states import is_alive, is_ended
@@ -60,6 +61,14 @@ class Life:
         return str(self.intent["token"]) if self.intent is not None else f"{run_id}-{number}"
 
 
+def _with(life: Life, **changes: Any) -> Life:
+    """dataclasses.replace in a tenth of the time: a table of a thousand runs folds fifty thousand events."""
+    assert changes.keys() <= Life.__dataclass_fields__.keys(), changes
+    new = object.__new__(Life)
+    new.__dict__.update(life.__dict__, **changes)
+    return new
+
+
 def fold(events: Iterable[Event]) -> Life:
     """The state after these lines of the journal."""
     life = Life()
@@ -74,34 +83,34 @@ def step(life: Life, event: Event) -> Life:
         case "submitting":
             return _submitting(life, event)
         case "submit_refused":
-            return replace(life, intent=None, asked=None, refused_at=event["t"], refusals=life.refusals + 1)
+            return _with(life, intent=None, asked=None, refused_at=event["t"], refusals=life.refusals + 1)
         case "submit_failed":
             # nobody can tell if there is a job: the intent stays, for the next one to look for it
-            return replace(life, asked=None, intent=life.intent and {**life.intent, "abandoned": True})
+            return _with(life, asked=None, intent=life.intent and {**life.intent, "abandoned": True})
         case "submitted":
             return _submitted(life, event)
         case "attempt_started":
             return _started(life, event)
         case "attempt_ended":
-            return replace(life, open=life.open - {event["attempt"]})
+            return _with(life, open=life.open - {event["attempt"]})
         case "ghost":
-            return replace(life, job_id=str(event["holder"])) if life.job_id == event["job_id"] else life
+            return _with(life, job_id=str(event["holder"])) if life.job_id == event["job_id"] else life
         case "first_step":
-            return replace(life, supervisor_tries=0)
+            return _with(life, supervisor_tries=0)
         case "requeued":
-            return replace(life, requeued=True, news=event["t"], not_before=None)
+            return _with(life, requeued=True, news=event["t"], not_before=None)
         case "put_off":
-            return replace(life, not_before=float(event["until"]))
+            return _with(life, not_before=float(event["until"]))
         case "hold_lifted":
-            return replace(life, lifted_at=event["t"])
+            return _with(life, lifted_at=event["t"])
         case "stranded":
-            return life if life.ended else replace(life, stranded=event)
+            return life if life.ended else _with(life, stranded=event)
         case "cancel_requested":
-            return replace(life, cancel_requested=True)
+            return _with(life, cancel_requested=True)
         case "finished" | "rested":
-            return life if life.finished else replace(life, ended=event, stranded=None)
+            return life if life.finished else _with(life, ended=event, stranded=None)
         case "budget_raised":
-            return replace(life, max_gpu_hours=float(event["max_gpu_hours"]))
+            return _with(life, max_gpu_hours=float(event["max_gpu_hours"]))
     return life
 
 
@@ -113,17 +122,17 @@ def by_user(event: Event | None) -> bool:
 def _submitting(life: Life, event: Event) -> Life:
     """Of two that begin at once the first counts; ``instead_of``: the writer of an intent that was found to be an orphan."""
     if life.intent is None:
-        return replace(life, intent=event, submissions=life.submissions + 1, asked=None)
+        return _with(life, intent=event, submissions=life.submissions + 1, asked=None)
     inherits = event.get("instead_of") is not None and event["instead_of"] == life.intent.get("writer")
-    return replace(life, intent=event, asked=None) if inherits else life
+    return _with(life, intent=event, asked=None) if inherits else life
 
 
 def _submitted(life: Life, event: Event) -> Life:
     job = str(event["job_id"])
-    known = replace(life, jobs=life.jobs | {job}, intent=None, asked=None, refusals=0)
+    known = _with(life, jobs=life.jobs | {job}, intent=None, asked=None, refusals=0)
     if life.ended and not by_user(event):
         return known  # a supervisor's submission met the run's end: that job will find nothing to do
-    return replace(
+    return _with(
         known,
         job_id=job,
         news=event["t"],
@@ -141,10 +150,10 @@ def _started(life: Life, event: Event) -> Life:
     lost = job not in life.jobs and life.intent is not None  # the job of a submission whose outcome nobody wrote
     users = lost and by_user(life.intent)
     new = () if attempt in life.attempts else (attempt,)
-    life = replace(life, attempts=life.attempts + new, open=life.open | set(new), jobs=life.jobs | {job})
+    life = _with(life, attempts=life.attempts + new, open=life.open | set(new), jobs=life.jobs | {job})
     if life.ended and not users:
         return life
-    return replace(
+    return _with(
         life,
         job_id=job,
         news=event["t"],
