@@ -109,7 +109,10 @@ def send_due(views: Sequence[RunView], now: float, say: Callable[[str], None] = 
             if _may_try(view.record.events, notice, where, now):
                 if time.monotonic() - began > ROUND_S:
                     return  # the rest waits for the next look
-                _send_once(view, notice, where, now, say)
+                try:
+                    _send_once(view, notice, where, now, say)
+                except OSError as problem:  # the run directory; the next look may find it well
+                    say(f"run {view.record.run.run_id}: what {where} was told could not be journalled: {problem}")
 
 
 def send_end(run: RunDir) -> None:
@@ -150,6 +153,7 @@ def _send_once(view: RunView, notice: Notice, where: str, now: float, say: Calla
             error = None
         except Exception as problem:  # whatever it is, the run and its supervisor go on
             error = f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:300]
+        sole.sent = error is None  # before the journal: a full disk must not have it sent again
         Journal(run.journal).append(
             "notified",
             what=notice.what,
@@ -159,9 +163,7 @@ def _send_once(view: RunView, notice: Notice, where: str, now: float, say: Calla
             error=error,
             host=socket.gethostname(),
         )
-        if error is None:
-            sole.sent = True
-        else:
+        if error is not None:
             say(f"run {run.run_id}: {where} could not be told of the {notice.what}: {error}")
 
 
@@ -184,7 +186,12 @@ def _sole_sender(run: RunDir, notice: Notice, where: str) -> Iterator[_Sole | No
         yield None
         return
     sole = _Sole()
-    yield sole
+    try:
+        yield sole
+    except OSError:
+        if not sole.sent:
+            path.unlink(missing_ok=True)
+        raise
     if not sole.sent:
         path.unlink(missing_ok=True)
 

@@ -13,12 +13,18 @@ from typing import Any
 import pytest
 import yaml
 
+from hpcmoe.config.compose import load
+from hpcmoe.config.validate import validate
+from hpcmoe.files import write_json
 from hpcmoe.runs import notify
+from hpcmoe.runs.create import create_run
+from hpcmoe.runs.depart import depart
 from hpcmoe.runs.glance import Glancer
 from hpcmoe.runs.journal import Journal, read_journal
 from hpcmoe.runs.life import JobView
 from hpcmoe.runs.notify import due, send_due, send_end
 from hpcmoe.runs.observe import RunView, view
+from hpcmoe.runs.place import Place
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import Record, finish, read_record
 from hpcmoe.runs.supervise import one_round
@@ -209,6 +215,33 @@ def test_a_command_gets_the_document_on_its_standard_input(tmp_path: Path) -> No
     send_end(run)
     assert json.loads((tmp_path / "a file").read_text())["state"] == "CANCELLED"
     assert notified(run) == [("command", True)]
+
+
+def test_a_journal_that_cannot_be_written_stops_nobody_and_sends_nothing_twice(
+    tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_with(tmp_path, webhook=hook.url)
+    finish(run, "COMPLETED", None)
+
+    def full(*words: object, **fields: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(notify.Journal, "append", full)
+    assert "could not be journalled: [Errno 28]" in look(run)[0]
+    look(run, later_s=1e4)
+    assert len(hook.got) == 1
+
+
+def test_a_run_s_last_job_tells_of_its_end(tmp_path: Path) -> None:
+    argv = [program(tmp_path / "tell", f"cat >{tmp_path}/told")]
+    config = validate(load(["cluster=local", "model=tiny", f"notify.command={json.dumps(argv)}"]))
+    run = create_run(config, [], tmp_path / "runs")
+    attempt = Place("local-1.0", "local-1", 0, nodes=1, nodelist="here", scheduler="local")
+    Journal(run.journal).append("submitted", job_id="local-1")
+    Journal(run.journal, "local-1.0").append("attempt_started", job_id="local-1", restart=0, nodes=1, gpus=0)
+    write_json(run.verdict("local-1.0"), {"verdict": "completed"})
+    assert depart(run, attempt, 0, frozenset()) == 0
+    assert json.loads((tmp_path / "told").read_text())["text"] == f"hpcmoe: run {run.run_id} is COMPLETED"
 
 
 def test_mail_goes_through_sendmail_or_says_that_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
