@@ -25,23 +25,25 @@ READ_MOST = 65536  # bytes of an error file or of srun's messages, from its star
 def why_ended(run: RunDir, attempt: str, cause: Cause, config: dict[str, Any]) -> tuple[Cause, str | None]:
     """The cause once the nodes are heard, and the words for it. Journals each node that is to blame.
 
-    An ending of a run's own that happened on a node which is given up for it is that node's: a node on which everything dies must
-    not use up the run's attempts.
+    An ending of a run's own is the node's where that was seen to fail, or is given up for its strikes: a node on which everything
+    dies must not use up the run's attempts.
     """
     if cause not in UNPROVOKED | {Cause.NODE_FAILURE}:
         return cause, None
     events = [event for event in read_journal(run.journal) if event.get("attempt") == attempt]
-    told = [event for event in events if event["event"] == BLAMED]  # by the preflight, or by an earlier look at this attempt
+    idle = left_out(run, attempt)  # what the preflight kept ranks off ended nothing
+    told = [event for event in events if event["event"] == BLAMED and event["node"] not in idle]
     if not told:
         evidence = gather(run, attempt, events, config, node_failed=cause is Cause.NODE_FAILURE)
         journal = Journal(run.journal, attempt)
         told = [_journal_blame(journal, blame) for blame in (blamed(evidence) if evidence is not None else [])]
     if not told:
         return cause, _problem_of_preflight(events)
-    node, given_up = str(told[0]["node"]), excluded_by(run, config)
-    if node not in given_up and cause is Cause.HANG:
+    node = str(told[0]["node"])
+    its_own = bool(told[0]["sure"]) or node in excluded_by(run, config)
+    if not its_own and cause is Cause.HANG:
         return cause, None  # the watchdog's own words say more
-    return (Cause.NODE_FAILURE if node in given_up else cause), f"node {node}: {told[0]['evidence']}"
+    return (Cause.NODE_FAILURE if its_own else cause), f"node {node}: {told[0]['evidence']}"
 
 
 def _journal_blame(journal: Journal, blame: Blame) -> Event:
@@ -59,7 +61,8 @@ def gather(run: RunDir, attempt: str, events: list[Event], config: dict[str, Any
     if started is None or config["cluster"]["scheduler"] != "slurm":
         return None
     folder = run.attempt(attempt)
-    hosts = tuple(training_hosts(run, attempt, [str(host) for host in started.get("hosts") or ()]))
+    idle = left_out(run, attempt)
+    hosts = tuple(str(host) for host in started.get("hosts") or () if host not in idle)
     errors = {int(path.stem.removeprefix("error-rank")): _read(path) for path in folder.glob("error-rank*.txt")}
     hang = read_json(run.hang(attempt))
     return Evidence(
@@ -73,13 +76,13 @@ def gather(run: RunDir, attempt: str, events: list[Event], config: dict[str, Any
     )
 
 
-def training_hosts(run: RunDir, attempt: str, allocated: list[str]) -> list[str]:
-    """The nodes that had ranks: all of the job's, less those that were left out."""
-    left_out = run.ranks_on(attempt)
-    if not left_out.exists():
-        return allocated
-    words = left_out.read_text(encoding="utf-8").split()
-    return [host for host in allocated if host not in (words[2].split(",") if len(words) > 2 else [])]
+def left_out(run: RunDir, attempt: str) -> list[str]:
+    """The nodes of the job that had no ranks."""
+    try:
+        words = run.ranks_on(attempt).read_text(encoding="utf-8").split()
+    except OSError:
+        return []
+    return words[2].split(",") if len(words) > 2 else []
 
 
 def _read(path: Any) -> str:

@@ -143,3 +143,19 @@ def test_exclusion_can_be_switched_off(tmp_path: Path, slurm: FakeSlurm) -> None
     assert causes(run) == ["crashed"] * 3
     assert result_state(run) == "FAILED"
     assert updates(slurm) == []
+
+
+def test_a_node_that_the_preflight_left_out_is_not_blamed_for_what_happens_without_it(tmp_path: Path, slurm: FakeSlurm) -> None:
+    run = a_run(tmp_path, "nodes=2", "spare_nodes=1", "resilience.preflight=true")
+    (tmp_path / "state").write_text("RUNNING")
+    place = Place("7.0", "7", 0, 3, "n[0001-0003]", "slurm")
+    assert arrive(run, place) == 0
+    Journal(run.journal, "7.0").append("node_blamed", node="n0001", why="preflight", evidence="rank 0: matmul: slow", sure=True)
+    run.ranks_on("7.0").write_text("2 n0002 n0001\n")
+    (run.attempt("7.0") / "error-rank0002.txt").write_text(NO_MOUNT)  # of the ranks that started: on n0003
+    (run.attempt("7.0") / "error-rank0000.txt").write_text(PEER_GONE)
+    assert depart(run, place, 1, frozenset()) == OK
+    assert causes(run) == ["crashed"]
+    blames = [(event["node"], event["sure"]) for event in read_journal(run.journal) if event["event"] == "node_blamed"]
+    assert blames == [("n0001", True), ("n0003", False)]
+    assert updates(slurm) == ["ExcNodeList=n0009,n0001"]
