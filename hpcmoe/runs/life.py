@@ -5,6 +5,7 @@ What is to be done about it is decided in hpcmoe.runs.lifecycle.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -187,11 +188,18 @@ def standing(life: Life, job: JobView, now: float) -> Standing:
         return Standing("UNKNOWN", job.problem or "Slurm cannot be reached", resumable=True)
     if job.state is not None and is_alive(job.state):
         if job.state in WAITING_STATES:
-            return Standing("QUEUED", job.reason)
+            return Standing("QUEUED", _waits_for(life, job, now))
         return Standing("RUNNING", job.reason if job.reason not in (None, "None") else None)
     if life.stranded is not None:
         return Standing("STOPPED", str(life.stranded["reason"]), resumable=True, involuntary=not life.cancel_requested)
     return _gone(life, job, now)
+
+
+def _waits_for(life: Life, job: JobView, now: float) -> str | None:
+    if life.not_before is None or life.not_before <= now:
+        return job.reason
+    until = time.strftime("%H:%M:%S", time.localtime(life.not_before))
+    return f"{job.reason}: put off until {until}, as it ended too often"
 
 
 def _gone(life: Life, job: JobView, now: float) -> Standing:

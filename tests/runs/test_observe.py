@@ -1,5 +1,6 @@
 """A run's state from its journal and from what Slurm says of its job. Recorded situations, no Slurm."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,14 @@ def test_unknown_names_the_last_known_state_and_since_when() -> None:
 
 def test_a_job_submitted_a_moment_ago_is_queued_even_if_slurm_does_not_list_it_yet() -> None:
     assert view(record(PLANNED, (NOW - 3, "submitted", {"job_id": "7"})), JobView(), NOW).state == "QUEUED"
+
+
+def test_a_run_whose_start_was_put_off_says_so() -> None:
+    put_off = (61.0, "put_off", {"attempt": "7.0", "job_id": "7", "until": NOW + 60})
+    clock = time.strftime("%H:%M:%S", time.localtime(NOW + 60))
+    seen = view(record(PLANNED, SUBMITTED, STARTED, ENDED, put_off), JobView("PENDING", "BeginTime"), NOW)
+    assert (seen.state, seen.reason) == ("QUEUED", f"BeginTime: put off until {clock}, as it ended too often")
+    assert view(seen.record, JobView("PENDING", "Priority"), NOW + 61).reason == "Priority"
 
 
 def test_only_an_unwanted_stop_is_for_a_supervisor() -> None:
