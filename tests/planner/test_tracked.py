@@ -71,6 +71,6 @@ def test_fake_and_real_ranks_hold_the_same_bytes(case: str, tmp_path: Path) -> N
         flight = in_flight_by_chunk(layout, MICROBATCHES, pp_rank)
         received = memories.received(layout, MICROBATCHES, pp_rank)
         fake = measure(config, layout, work.batch, pp_rank, flight).peak + received
-        within = 0.05 if layout.pp == 1 else 0.08  # a pipeline's transfers are not in the fake build
+        within = 0.05 if layout.pp == 1 else 0.06  # a pipeline's transfers are not in the fake build
         assert fake == pytest.approx(real, rel=within), (pp_rank, fake, real)
-        assert memories.on_rank(layout, MICROBATCHES, pp_rank).total == pytest.approx(real, rel=0.10), pp_rank
+        assert memories.on_rank(layout, MICROBATCHES, pp_rank).total == pytest.approx(real, rel=0.07), pp_rank
