@@ -16,6 +16,7 @@ import argparse
 import itertools
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -167,6 +168,10 @@ def main() -> int:
         wall_s = time.monotonic() - begun
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="untouched-")))
         good = report(storm, untouched_losses(storm.nights[0], scratch / "run"), wall_s)
+        if not good:
+            kept = testbed.root / "log" / "runs"
+            shutil.copytree(runs, kept, ignore=shutil.ignore_patterns("*.distcp"))  # they lie on a disk that is about to go
+            print(f"the runs, without their checkpoints' data, are in {kept}")
     print("all is well" if good else "NOT WELL")
     return 0 if good else 1
 
