@@ -188,7 +188,7 @@ def measure(root: Path, count: int, rounds: int) -> dict[str, dict[str, float]]:
     def poll(glancer: Glancer) -> None:
         now = time.time()
         views = observe(glancer.read_all(list_runs(root / "runs")), now)
-        assert sum(glance(view, now).step for view in views) == count * LINES
+        assert sum(glance(view, now).step or 0 for view in views) == count * LINES
 
     old = Glancer()
     works: dict[str, Callable[[], object]] = {

@@ -25,6 +25,18 @@ def write_atomic(path: Path, text: str) -> None:
         raise
 
 
+def tail_lines(path: Path, most: int, tail_bytes: int = 16384, length: int = 300) -> list[str]:
+    """The last lines that are not blank, however long the file is, each of at most ``length`` characters."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - tail_bytes))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return []
+    whole = [line.rstrip()[:length] for line in text.splitlines() if line.strip()]
+    return whole[-most:]
+
+
 def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=2, default=str) + "\n")
 

@@ -84,6 +84,10 @@ def _config(args: argparse.Namespace, overrides: list[str]) -> tuple[Config, lis
     from hpcmoe.config.validate import check_numbers
 
     config = load(overrides, args.config_dir, args.config_name)
+    if config.runs_command:
+        raise UserError(
+            "engine=command: nothing is known of its model and layout, so there is nothing to plan; submit it with nodes=N"
+        )
     check_numbers(config)
     names, notes = _names(overrides), []
     if config.precision.name is None:

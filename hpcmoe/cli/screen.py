@@ -87,7 +87,9 @@ def _cells(line: Line, now: float, selected: bool) -> list[Text | str]:
     ]
 
 
-def _step(step: int, steps: int | None) -> str:
+def _step(step: int | None, steps: int | None) -> str:
+    if step is None:
+        return "-"
     whole = f"{step}/{'?' if steps is None else steps}"
     return whole if len(whole) <= STEP_WIDTH or not steps else f"{step} {100 * step // steps}%"
 

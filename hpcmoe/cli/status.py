@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from hpcmoe.cli.saved import certificate_text, goodput_line, save_lines
 from hpcmoe.cli.words import Parser, add_json, add_run, ago, duration, table
+from hpcmoe.errors import UserError
 from hpcmoe.runs.glance import Glance, Glancer, created_at, glance
 from hpcmoe.runs.journal import Event
 from hpcmoe.runs.observe import RunView, observe
@@ -34,6 +35,10 @@ def main(argv: list[str]) -> int:
         print(json.dumps({"runs": [asdict(run) for run in glances]}, indent=2) if args.json else overview(glances, now))
         return 0
     view = observe([read_record(find_run(args.run))], now)[0]
+    if args.certify and view.record.planned.get("engine") == "command":
+        raise UserError(
+            f"run {view.record.run.run_id} trains with a command: how it resumes is its own business, and not certified"
+        )
     certificates = certificates_of(view.record.events) if args.certify else []
     if args.json:
         record = view.record
@@ -57,7 +62,7 @@ def overview(glances: list[Glance], now: float) -> str:
                 run.run_id,
                 run.name,
                 run.state,
-                f"{run.step}/{run.steps}",
+                "-" if run.step is None else f"{run.step}/{'?' if run.steps is None else run.steps}",
                 "-" if run.loss is None else f"{run.loss:.4f}",
                 run.job_id or "-",
                 str(run.attempt_count),
@@ -71,9 +76,10 @@ def overview(glances: list[Glance], now: float) -> str:
 
 def story(view: RunView, now: float) -> str:
     facts, planned = view.as_json(now), view.record.planned
+    kind = "GPUs" if planned.get("engine") == "command" else "ranks"
     lines = [
         f"run {facts['run_id']}  {facts['name']} on {planned.get('cluster')}, "
-        f"{nodes_of(planned)} x {planned.get('gpus_per_node')} ranks  in {facts['run_dir']}",
+        f"{nodes_of(planned)} x {planned.get('gpus_per_node')} {kind}  in {facts['run_dir']}",
         f"{view.state}" + (f": {view.reason}" if view.reason else "") + f"  (job {facts['job_id']})",
     ]
     if view.state == "UNKNOWN" and view.unknown_since:
@@ -90,7 +96,7 @@ def story(view: RunView, now: float) -> str:
         lines += node_lines(view.record.events)
         lines += ["", *startups] if (startups := [startup_line(attempt) for attempt in attempts if attempt.startup]) else []
     lines += ["", *said] if (said := last_lines(view)) else []
-    lost = sum(attempt.steps_lost or 0 for attempt in attempts)
+    lost = "unknown" if planned.get("engine") == "command" else str(sum(attempt.steps_lost or 0 for attempt in attempts))
     lines += ["", f"{facts['gpu_hours']:.3f} GPU-hours over {len(attempts)} attempts, {lost} steps lost"]
     goodput = goodput_line(goodput_of(attempts, view.record.metrics, now))
     lines += [goodput] if goodput else []
@@ -104,6 +110,8 @@ def last_lines(view: RunView) -> list[str]:
 
 def progress(view: RunView) -> str:
     metrics = view.record.metrics
+    if view.record.planned.get("engine") == "command":
+        return command_progress(view)
     if not metrics:
         return f"no step yet, of {view.record.planned.get('steps')}"
     last = metrics[-1]
@@ -119,6 +127,20 @@ def progress(view: RunView) -> str:
         f"step {last['step']} of {view.record.planned.get('steps')}: loss {loss}{held_out}, "
         f"{last.get('tokens_per_s', 0.0):.0f} tokens/s{mfu_text}{skipped}"
     )
+
+
+def command_progress(view: RunView) -> str:
+    """What is seen of a command from outside."""
+    record, last = view.record, view.record.last_line
+    if not record.steps_seen:
+        words = "steps unknown: no engine.progress says how to read them from its log"
+    elif last is None:
+        words = "no step yet"
+    else:
+        figures = [f"{words} {last[name]:g}" for name, words in (("loss", "loss"), ("tokens_per_s", "tokens/s")) if name in last]
+        words = ": ".join([f"step {last['step']}", *([", ".join(figures)] if figures else [])])
+    saved = next((event for event in reversed(record.events) if event["event"] == "progressed" and event.get("checkpoint")), None)
+    return words if saved is None else f"{words}; newest checkpoint seen: {saved['checkpoint']}"
 
 
 def startup_line(attempt: Attempt) -> str:

@@ -78,7 +78,7 @@ def _plan(config: Config) -> Plan | None:
 
     Where nothing is known of a machine's memory and queues it has nothing to refuse, and its import is not waited for.
     """
-    if config.cluster.gpu.mem_gib is None and not config.cluster.qos:
+    if (config.runs_command or config.cluster.gpu.mem_gib is None) and not config.cluster.qos:
         return None
     from hpcmoe.planner.check import prepare
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 CHOICES: dict[str, tuple[str, ...]] = {
     "cluster.scheduler": ("slurm", "local"),
     "cluster.device": ("cuda", "cpu"),
+    "engine.name": ("hpcmoe", "command"),
+    "engine.stop_signal": ("TERM", "INT", "USR1", "USR2", "HUP", "QUIT"),
     "model.score": ("softmax", "sigmoid", "topk_softmax"),
     "layout.schedule": ("1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS", "ZBVZeroBubble", "DualPipeV"),
     "layout.ep_placement": ("inside", "across"),
@@ -24,6 +26,7 @@ POSITIVE: tuple[str, ...] = (
     "nodes",
     "min_nodes",
     "gpus_per_node",
+    "engine.tasks_per_node",
     "model.vocab_size",
     "model.hidden",
     "model.layers",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hpcmoe.config.elastic import read_nodes
 from hpcmoe.config.explain import as_user_error
 from hpcmoe.config.names import schema_keys, unknown_key
-from hpcmoe.config.schema import Config, WrittenConfig
+from hpcmoe.config.schema import OWN_SECTIONS, Config, WrittenConfig
 from hpcmoe.errors import UserError
 from hpcmoe.resources import make_plugins_importable, resource_dir
 
@@ -81,13 +81,15 @@ def to_config(composed: DictConfig) -> Config:
     if OmegaConf.get_type(composed) is not WrittenConfig:
         raise UserError(f"the config does not start from the schema: add '{SCHEMA}' to its defaults, or use {ROOT}")
     added, missing = _survey(composed)
+    not_wanted = OWN_SECTIONS if composed.engine.name == "command" else frozenset()
+    missing = [key for key in missing if key.partition(".")[0] not in not_wanted]
     if added:
         raise UserError(unknown_key(added[0]))
     if missing:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise UserError(f"{missing[0]} is not given{more}; set {missing[0]}=VALUE, or choose a group option that does")
     with as_user_error():
-        values = {field.name: composed[field.name] for field in dataclasses.fields(Config)}
+        values = {field.name: composed[field.name] for field in dataclasses.fields(Config) if field.name not in not_wanted}
         plain: dict[str, Any] = {
             name: OmegaConf.to_object(value) if OmegaConf.is_config(value) else value for name, value in values.items()
         }

@@ -11,14 +11,15 @@ from typing import Any
 import yaml
 
 from hpcmoe.config.names import unknown_key
-from hpcmoe.config.schema import Config
+from hpcmoe.config.schema import OWN_SECTIONS, Config
 from hpcmoe.errors import UserError
 from hpcmoe.files import write_atomic
 
 
 def to_plain(config: Config) -> dict[str, Any]:
-    """The configuration as dicts, lists and scalars; enums by name."""
-    return {key: _plain(value) for key, value in dataclasses.asdict(config).items()}
+    """The configuration as dicts, lists and scalars; enums by name. Of a command's run without what it does not read."""
+    left_out = OWN_SECTIONS if config.runs_command else frozenset()
+    return {key: _plain(value) for key, value in dataclasses.asdict(config).items() if key not in left_out}
 
 
 def _plain(value: Any) -> Any:
@@ -55,12 +56,18 @@ def load_frozen(path: Path) -> Config:
     if not isinstance(loaded, dict):
         raise UserError(f"{path} is not a frozen config: a mapping was expected")
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), _literal(loaded)))
+        merged: Any = OmegaConf.merge(OmegaConf.structured(Config), _literal(loaded))
+        left_out = OWN_SECTIONS if merged.engine.name == "command" else frozenset()
+        names = [field.name for field in dataclasses.fields(Config) if field.name not in left_out]
+        values: dict[str, Any] = {name: merged[name] for name in names}
+        plain: dict[str, Any] = {
+            name: OmegaConf.to_object(value) if OmegaConf.is_config(value) else value for name, value in values.items()
+        }
+        config = Config(**plain)
     except (ConfigKeyError, ConfigAttributeError) as error:
         raise UserError(f"{path} is from another version of hpcmoe: {unknown_key(str(error.full_key))}") from error
     except OmegaConfBaseException as error:
         raise UserError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from error
-    assert isinstance(config, Config)
     return config
 
 

@@ -49,6 +49,25 @@ class SlurmConfig:
 
 
 @dataclass
+class EngineConfig:
+    """What trains: hpcmoe's own engine, or any command (docs/engines.md)."""
+
+    name: str = "hpcmoe"  # hpcmoe | command
+    command: Any = None  # command: a list of words, or one text for `bash -c`; each task of the job starts it
+    chdir: str | None = None  # command: where it starts; null: where the run was submitted
+    tasks_per_node: int | None = (
+        None  # command: null: gpus_per_node; 1: the command starts a node's ranks itself, as torchrun does
+    )
+    stop_signal: str = "TERM"  # command: what its process group gets when the run is told to leave
+    progress: str | None = None  # command: regular expression, searched in rank 0's log; its group (?P<step>...) is the step
+    checkpoint_glob: str | None = None  # command: a new or newer match is progress; relative to chdir
+
+
+# What only hpcmoe's own engine reads. A run of another command has none of it: not checked, not frozen.
+OWN_SECTIONS = frozenset({"model", "layout", "data", "train", "optim", "evaluation", "checkpoint", "precision"})
+
+
+@dataclass
 class LayoutConfig:
     """Sizes of the 4D layout. dp_shard = null: whatever is left of the world."""
 
@@ -224,6 +243,7 @@ class Config:
     gpus_per_node: int = MISSING
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -242,6 +262,16 @@ class Config:
     def world_size(self) -> int:
         """Ranks over all nodes: one a GPU (on CPU clusters, one a slot). Of an elastic run: the most it may have."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def tasks_per_node(self) -> int:
+        """Tasks that the job starts on each node."""
+        return self.engine.tasks_per_node or self.gpus_per_node
+
+    @property
+    def runs_command(self) -> bool:
+        """Does something else than hpcmoe's own engine train?"""
+        return self.engine.name == "command"
 
     @property
     def elastic(self) -> bool:

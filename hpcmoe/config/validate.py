@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hpcmoe.config.choices import CHOICES, NOTIFY_EVENTS, POSITIVE, ZERO_OR_MORE
+from hpcmoe.config.command import check_command, no_command
 from hpcmoe.config.elastic import check_counts
 from hpcmoe.config.precision import precision_of
-from hpcmoe.config.schema import Config, Precision, TrainConfig
+from hpcmoe.config.schema import OWN_SECTIONS, Config, Precision, TrainConfig
 from hpcmoe.config.slurm_words import check_slurm_words
 from hpcmoe.errors import UserError, unknown_name
 from hpcmoe.models.partition import schedule_violation
@@ -30,7 +31,11 @@ def validate(config: Config) -> Config:
     Raises UserError that names the key, its value and what would be right, for the first thing that cannot be.
     """
     config = copy.deepcopy(config)
-    for check in (_names, check_numbers, _model, _cluster, _precision, _data, _schedule, _features, _slurm, _notify):
+    if config.runs_command:
+        for check in (check_command, _names, check_numbers, _cluster, _slurm, _notify):
+            check(config)
+        return config
+    for check in (no_command, _names, check_numbers, _model, _cluster, _precision, _data, _schedule, _features, _slurm, _notify):
         check(config)
     if config.elastic:
         check_counts(config, validate)
@@ -55,9 +60,15 @@ def value_at(config: Config, key: str) -> object:
 
 def _names(config: Config) -> None:
     for key, valid in CHOICES.items():
+        if not _counts(config, key):
+            continue
         value = value_at(config, key)
         if value is not None and str(value) not in valid:
             raise UserError(unknown_name(key, str(value), valid))
+
+
+def _counts(config: Config, key: str) -> bool:
+    return not (config.runs_command and key.partition(".")[0] in OWN_SECTIONS)
 
 
 def check_numbers(config: Config) -> None:
@@ -68,12 +79,16 @@ def check_numbers(config: Config) -> None:
     ]
     for keys, words, holds in tables:
         for key in keys:
+            if not _counts(config, key):
+                continue
             value = value_at(config, key)
             if value is None:
                 continue
             assert isinstance(value, (int, float)), key
             if not (math.isfinite(value) and holds(value)):
                 raise UserError(f"{key}={value} must be {words}")
+    if config.runs_command:
+        return
     betas = config.optim.betas
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise UserError(f"optim.betas={betas} must be two numbers from 0 up to, not including, 1, such as [0.9,0.95]")

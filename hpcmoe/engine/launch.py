@@ -71,7 +71,7 @@ def check_world(launch: Launch, expected: int, local: int) -> None:
     """The ranks that were started must be those the run is laid out for; N worlds of one are caught here."""
     if launch.world_size != expected:
         raise UserError(
-            f"{launch.world_size} ranks were started, but the run is laid out for {expected} (nodes x gpus_per_node); "
+            f"{launch.world_size} ranks were started, but the run is laid out for {expected} (nodes x ranks of a node); "
             "nothing was trained"
         )
     if not 0 <= launch.rank < expected or not 0 <= launch.local_rank < launch.local_world_size:
@@ -79,4 +79,4 @@ def check_world(launch: Launch, expected: int, local: int) -> None:
             f"rank {launch.rank} (local {launch.local_rank} of {launch.local_world_size}) cannot be in a world of {expected}"
         )
     if launch.local_world_size > local:
-        raise UserError(f"{launch.local_world_size} ranks on one node, but gpus_per_node={local}")
+        raise UserError(f"{launch.local_world_size} ranks on one node, where {local} were expected")

@@ -21,9 +21,13 @@ def write_verdict(
 
 
 def write_error(run: RunDir, attempt: str, rank: int, error: BaseException) -> None:
-    """Leave the traceback where ``depart`` finds it; an error while doing so must not hide the first one."""
+    """Leave the traceback where ``depart`` finds it."""
+    write_error_text(run, attempt, rank, "".join(traceback.format_exception(error)))
+
+
+def write_error_text(run: RunDir, attempt: str, rank: int, text: str) -> None:
+    """Its last line is the reason in short. An error while writing must not hide the first one."""
     try:
-        text = "".join(traceback.format_exception(error))
         write_atomic(run.attempt(attempt) / f"error-rank{rank:04d}.txt", text)
     except OSError as second:
         os.write(2, f"could not write the error file: {second}\n".encode())

@@ -11,6 +11,7 @@ from hpcmoe.errors import UserError
 from hpcmoe.planner import qos
 from hpcmoe.planner.elastic import lay_out, pins_of
 from hpcmoe.planner.plan import Plan, make
+from hpcmoe.planner.qos import Queue
 
 
 def check(config: Config) -> Plan:
@@ -21,33 +22,37 @@ def check(config: Config) -> Plan:
     return plan
 
 
-def fill_queue(config: Config, plan: Plan) -> None:
+def fill_queue(config: Config, queue: Queue) -> None:
     """Write the chosen partition and QOS into a config that names none; Slurm's own default is left unsaid."""
     slurm, rules = config.slurm, config.cluster.qos
-    rule = rules.get(plan.queue.qos or "")
-    if slurm.qos is None and plan.queue.qos is not None and not (rule and rule.default):
-        slurm.qos = plan.queue.qos
+    rule = rules.get(queue.qos or "")
+    if slurm.qos is None and queue.qos is not None and not (rule and rule.default):
+        slurm.qos = queue.qos
     if slurm.partition is None:
-        slurm.partition = plan.queue.partition
+        slurm.partition = queue.partition
     if slurm.time is None:
-        slurm.time = plan.queue.time
+        slurm.time = queue.time
 
 
-def prepare(config: Config) -> Plan:
+def prepare(config: Config) -> Plan | None:
     """Refuse what cannot run, and write the plan's queue into ``config``. Every way of submitting comes through here.
 
     Of an elastic run: the plan for the most nodes, after every number of nodes was found to make one that fits, in that queue.
+    None for a command: of it only the queue is known.
     """
+    if config.runs_command:
+        fill_queue(config, qos.choose(config.cluster, config.slurm, config.nodes))
+        return None
     if config.elastic:
         return _prepare_range(config)
     plan = check(config)
-    fill_queue(config, plan)
+    fill_queue(config, plan.queue)
     return plan
 
 
 def _prepare_range(config: Config) -> Plan:
     plan = check(lay_out(config, config.nodes))
-    fill_queue(config, plan)
+    fill_queue(config, plan.queue)
     check_counts(config, lambda attempt: qos.choose(config.cluster, config.slurm, attempt.nodes))
     check_counts(config, lambda attempt: lay_out(config, attempt.nodes))
     return plan

@@ -23,7 +23,7 @@ from hpcmoe.runs.lifecycle import Arrival, Decision, Step, react
 from hpcmoe.runs.place import Place, process_start_ticks, this_place
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.settle import settle
-from hpcmoe.runs.store import Record, finish, raw_config, read_record, result_state
+from hpcmoe.runs.store import Record, finish, raw_config, read_record, result_state, runs_command
 from hpcmoe.runs.story import Attempt, last_sign_of_life
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError
@@ -114,6 +114,7 @@ def journal_start(run: RunDir, place: Place, config: dict, previous_end: float |
         away_s=None if previous_end is None else round(time.time() - previous_end, 3),  # since the previous attempt's end
         pid=os.getppid(),
         start_ticks=process_start_ticks(os.getppid()),
+        engine="command" if runs_command(config) else "hpcmoe",
     )
 
 
@@ -145,11 +146,12 @@ def close_attempt(run: RunDir, record: Record, attempt: Attempt) -> None:
     ended = next((moment for moment in signs if moment is not None), None)
     silence = f"ended without a word; Slurm's accounting says {row.state}" if row else "ended without a word"
     cause = cause_of_record(row.state if row else None, record.life.cancel_requested)
-    cause, said = why_ended(run, attempt.attempt, cause, raw_config(run))
+    config = raw_config(run)
+    cause, said = why_ended(run, attempt.attempt, cause, config)
     Journal(run.journal, attempt.attempt).append(
         "attempt_ended",
         cause=cause.value,
-        **work_done(record, attempt.attempt),
+        **work_done(record, attempt.attempt, config),
         detail=f"{silence}; {said}" if said else silence,
         ended=ended,
         end_estimated=row is None or row.end is None,
@@ -157,10 +159,12 @@ def close_attempt(run: RunDir, record: Record, attempt: Attempt) -> None:
     )
 
 
-def work_done(record: Record, attempt: str) -> dict[str, int | None]:
+def work_done(record: Record, attempt: str, config: dict) -> dict[str, int | None]:
     """What the journal says at an attempt's end: its last step, and how many of its steps no checkpoint holds."""
     newest = max((a.saved_step or 0 for a in record.attempts), default=0)
     last_step = next((a.last_step for a in record.attempts if a.attempt == attempt), None)
+    if runs_command(config):
+        return {"last_step": last_step, "steps_lost": None}  # what its checkpoints hold, it alone knows
     return {"last_step": last_step, "steps_lost": max(0, (last_step or 0) - newest)}
 
 

@@ -67,7 +67,7 @@ def gather(run: RunDir, attempt: str, events: list[Event], config: dict[str, Any
     hang = read_json(run.hang(attempt))
     return Evidence(
         hosts=hosts,
-        ranks_per_node=int(config["gpus_per_node"]),
+        ranks_per_node=int((config.get("engine") or {}).get("tasks_per_node") or config["gpus_per_node"]),
         made_a_step=any(event["event"] == "first_step" for event in events),
         down=_down(hosts) if node_failed else {},
         srun=_read(run.srun_log(attempt)),

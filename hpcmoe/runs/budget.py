@@ -50,7 +50,7 @@ def attempts_without_progress(attempts: Sequence[Attempt]) -> int:
     for index in range(len(attempts) - 1, -1, -1):
         attempt = attempts[index]
         earlier = max((a.saved_step or 0 for a in attempts[:index]), default=0)
-        if (attempt.saved_step or 0) > earlier:
+        if (attempt.saved_step or 0) > earlier or attempt.progressed:
             break
         if attempt.cause is not None and _own_fault(attempt):
             count += 1
@@ -58,9 +58,13 @@ def attempts_without_progress(attempts: Sequence[Attempt]) -> int:
 
 
 def _own_fault(attempt: Attempt) -> bool:
-    """Also a time limit that came before the first step: the run asks for less time than it needs to start."""
+    """Also a time limit that came before the first step: the run asks for less time than it needs to start.
+
+    Of a command nobody may have seen the steps.
+    """
     cause = Cause(attempt.cause or "")
-    return cause in UNPROVOKED or (cause is Cause.TIME_LIMIT and attempt.first_step is None)
+    too_short = cause is Cause.TIME_LIMIT and attempt.first_step is None and attempt.engine != "command"
+    return cause in UNPROVOKED or too_short
 
 
 def give_up_reason(attempts: Sequence[Attempt], most: int | Budgets) -> str | None:

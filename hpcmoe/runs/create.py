@@ -45,14 +45,16 @@ def create_run(cfg: Config, overrides: list[str], root: Path | None = None) -> R
         Journal(draft.journal).append(
             "planned",
             run_id=run_id,
-            name=cfg.name or cfg.model.name,
-            model=cfg.model.name,
+            name=cfg.name or ("command" if cfg.runs_command else cfg.model.name),
+            model=None if cfg.runs_command else cfg.model.name,
+            engine=cfg.engine.name,
+            steps_seen=not cfg.runs_command or cfg.engine.progress is not None,
             cluster=cfg.cluster.name,
             scheduler=cfg.cluster.scheduler,
             nodes=cfg.nodes,
             min_nodes=cfg.min_nodes,
             gpus_per_node=cfg.gpus_per_node,
-            steps=cfg.train.steps,
+            steps=None if cfg.runs_command else cfg.train.steps,
             notify=wishes(cfg.notify),
         )
         draft.path.rename(root / run_id)

@@ -26,7 +26,7 @@ from hpcmoe.runs.lifecycle import Decision, Departure, Step, react
 from hpcmoe.runs.notify import send_end
 from hpcmoe.runs.place import Place, this_place
 from hpcmoe.runs.rundir import RunDir
-from hpcmoe.runs.store import Record, finish, raw_config, read_record
+from hpcmoe.runs.store import Record, finish, raw_config, read_record, runs_command
 from hpcmoe.runs.submission import begin
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError, SlurmUnreachable
@@ -50,7 +50,7 @@ def depart(run: RunDir, place: Place, rc: int, heard: frozenset[str]) -> int:
         "attempt_ended",
         cause=cause.value,
         detail=detail,
-        **work_done(record, place.attempt),
+        **work_done(record, place.attempt, config),
         rc=rc,
         heard=sorted(heard),
         job_state=ending.job_state,
@@ -84,6 +84,7 @@ def _ending(run: RunDir, place: Place, record: Record, verdict: dict, rc: int, h
         stop_lead_s=float(config["resilience"]["stop_lead_s"]),
         source=verdict.get("source"),
         hung=run.hang(place.attempt).exists(),
+        agreed=not runs_command(config),
     )
     if place.scheduler == "local":
         return ending

@@ -42,6 +42,7 @@ class Ending:
     stop_lead_s: float
     source: str | None = None  # of the verdict "leave": what the ranks heard; time_limit: they saw the end coming themselves
     hung: bool = False  # the watchdog left its report
+    agreed: bool = True  # all ranks stand behind the verdict; False: it is rank 0's, and holds where all ranks left with 0
     job_state: str | None = None  # Slurm's base state; None: Slurm could not be asked, or there is no Slurm
     requeueing: bool = False  # Slurm itself is bringing the job back
     preempt_time: float | None = None
@@ -63,8 +64,9 @@ _STATE_CAUSE = {
 
 def cause_of(ending: Ending) -> Cause:
     """Why this attempt ended. The ranks' own word comes first, then the user's, then Slurm's, then what was heard."""
-    if ending.verdict in _VERDICT_CAUSE:
-        return _VERDICT_CAUSE[ending.verdict]
+    verdict = ending.verdict if ending.agreed or ending.rc == 0 or ending.verdict == "failed" else None
+    if verdict in _VERDICT_CAUSE:
+        return _VERDICT_CAUSE[verdict]
     if ending.cancel_requested:
         return Cause.CANCELLED
     if ending.job_state == "CANCELLED":
@@ -75,13 +77,13 @@ def cause_of(ending: Ending) -> Cause:
         return _STATE_CAUSE[ending.job_state]
     if ending.requeueing:
         return Cause.REQUEUED
-    if ending.hung and ending.verdict is None:
+    if ending.hung and verdict is None:
         return Cause.HANG
     if ending.source == "time_limit":
         return Cause.TIME_LIMIT
     if "USR1" in ending.heard and _near_the_limit(ending):
         return Cause.TIME_LIMIT
-    if ending.verdict == "leave" or ending.heard:
+    if verdict == "leave" or ending.heard:
         return Cause.SIGNALLED
     return Cause.CRASHED
 

@@ -88,7 +88,7 @@ class Glance:
     unknown_since: float | None
     run_dir: str
     job_id: str | None
-    step: int
+    step: int | None  # of a command whose steps nobody sees: None
     steps: int | None
     loss: float | None
     tokens_per_s: float | None
@@ -106,7 +106,8 @@ def glance(view: RunView, now: float) -> Glance:
     record = view.record
     line = record.last_line or {}
     attempts, gpu_hours = _held(record.events, now)
-    step, steps = int(line.get("step") or 0), record.planned.get("steps")
+    step = int(line.get("step") or 0) if record.steps_seen else None
+    steps = record.planned.get("steps")
     seconds = line.get("seconds")
     runs = view.state == "RUNNING"
     return Glance(
@@ -128,7 +129,7 @@ def glance(view: RunView, now: float) -> Glance:
         gpu_hours=gpu_hours,
         created=created_at(record),
         stepped=line.get("t"),
-        left_s=(steps - step) * seconds if runs and steps is not None and seconds is not None else None,
+        left_s=(steps - (step or 0)) * seconds if runs and steps is not None and seconds is not None else None,
     )
 
 

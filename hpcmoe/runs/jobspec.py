@@ -106,7 +106,13 @@ def _shared_words(spec: JobSpec) -> dict[str, Any]:
             raise UserError(f"env: {name!r} is no name for an environment variable; letters, digits and _ are")
         if "\0" in value:
             raise UserError(f"env.{name} holds a NUL character; an environment variable cannot")
-    return {"python": spec.python, "run_dir": spec.run_dirs[0], "setup": config.cluster.setup, "env": env}
+    return {
+        "python": spec.python,
+        "run_dir": spec.run_dirs[0],
+        "setup": config.cluster.setup,
+        "env": env,
+        "rank_module": "hpcmoe.engine.command" if config.runs_command else "hpcmoe.engine",
+    }
 
 
 def _local_words(spec: JobSpec) -> dict[str, Any]:
@@ -114,7 +120,7 @@ def _local_words(spec: JobSpec) -> dict[str, Any]:
         raise UserError(f"nodes={spec.config.nodes}: cluster={spec.config.cluster.name} is this one machine; use gpus_per_node=N")
     return {
         **_shared_words(spec),
-        "world_size": spec.config.world_size,
+        "world_size": spec.config.nodes * spec.config.tasks_per_node,
         "kill_wait_s": spec.config.resilience.kill_wait_s,
         "queue_lock": spec.sweep_dir / "sbatch" / "queue.lock" if spec.sweep_dir else None,
     }
@@ -143,7 +149,7 @@ def directives(spec: JobSpec) -> list[str]:
     lines = [
         directive("job-name", spec.job_name),
         directive("nodes", _nodes(config)),
-        *([] if config.elastic else [directive("ntasks-per-node", config.gpus_per_node)]),
+        *([] if config.elastic else [directive("ntasks-per-node", config.tasks_per_node)]),
         directive("output", spec.log_pattern()),
         directive("open-mode", "append"),
         directive("requeue" if slurm.requeue else "no-requeue"),
@@ -230,8 +236,8 @@ def preflight_flags(config: Config) -> list[str]:
 def _tasks(nodes: str, config: Config) -> list[str]:
     flags = [
         f'--nodes="${nodes}"',
-        f"--ntasks=$(({nodes} * {config.gpus_per_node}))",
-        f"--ntasks-per-node={config.gpus_per_node}",
+        f"--ntasks=$(({nodes} * {config.tasks_per_node}))",
+        f"--ntasks-per-node={config.tasks_per_node}",
     ]
     cpus = config.slurm.cpus_per_task or (1 if config.elastic else None)
     if cpus is not None:

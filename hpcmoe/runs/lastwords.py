@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
-from hpcmoe.files import read_json
+from hpcmoe.files import read_json, tail_lines
 from hpcmoe.runs.ending import Cause
 from hpcmoe.runs.rundir import RunDir
 
 LAST_LINES = 12
-LINE_LENGTH = 300  # characters
-TAIL_BYTES = 16384
 
 
 def detail_of(run: RunDir, attempt: str, cause: Cause, rc: int | None) -> str | None:
@@ -22,7 +19,7 @@ def detail_of(run: RunDir, attempt: str, cause: Cause, rc: int | None) -> str | 
     if cause not in (Cause.CRASHED, Cause.OUT_OF_MEMORY):
         return None
     for path in _errors(run, attempt):
-        lines = _tail(path, 1)
+        lines = tail_lines(path, 1)
         if lines:
             return f"{path.stem.removeprefix('error-')}: {lines[-1].strip()}"
     if rc is None:
@@ -34,7 +31,7 @@ def last_lines(run: RunDir, attempt: str) -> list[str]:
     """The end of the log of the rank that failed; of rank 0 where no rank said that it did. Headed by the log's name."""
     numbers = [int(match[1]) for path in _errors(run, attempt) if (match := re.fullmatch(r"error-rank(\d+)", path.stem))]
     log = run.rank_log(attempt, numbers[0] if numbers else 0)
-    lines = _tail(log, LAST_LINES)
+    lines = tail_lines(log, LAST_LINES)
     return [f"{log.relative_to(run.path)}:", *lines] if lines else []
 
 
@@ -44,15 +41,3 @@ def _errors(run: RunDir, attempt: str) -> list[Path]:
         return sorted(run.attempt(attempt).glob("error-rank*.txt"), key=lambda path: (path.stat().st_mtime, path.name))
     except OSError:
         return []
-
-
-def _tail(path: Path, most: int) -> list[str]:
-    """The last lines that are not blank, however long the file is."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            text = file.read().decode("utf-8", errors="replace")
-    except OSError:
-        return []
-    whole = [line.rstrip()[:LINE_LENGTH] for line in text.splitlines() if line.strip()]
-    return whole[-most:]

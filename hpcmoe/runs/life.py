@@ -96,8 +96,10 @@ def step(life: Life, event: Event) -> Life:
             return _with(life, open=life.open - {event["attempt"]})
         case "ghost":
             return _with(life, job_id=str(event["holder"])) if life.job_id == event["job_id"] else life
-        case "first_step":
+        case "first_step" | "progressed":
             return _with(life, supervisor_tries=0)
+        case "command_started":  # where nobody sees its steps, to start is all that a submission can be asked for
+            return life if event.get("watched") else _with(life, supervisor_tries=0)
         case "requeued":
             return _with(life, requeued=True, news=event["t"], not_before=None)
         case "put_off":

@@ -81,7 +81,7 @@ def _stall(view: RunView, now: float, stall_s: float) -> Notice | None:
     """No step for too long: since the newest one, or since the attempt started."""
     record = view.record
     started = next((event for event in reversed(record.events) if event["event"] == "attempt_started"), None)
-    if started is None:
+    if started is None or not record.steps_seen:
         return None
     line = record.last_line or {}
     since = max(float(started["t"]), float(line.get("t") or 0.0))

@@ -50,7 +50,7 @@ class RunView:
             "unknown_since": self.unknown_since,
             "job_id": record.job_id,
             "run_dir": str(record.run.path),
-            "step": (record.last_line or {}).get("step", 0),
+            "step": (record.last_line or {}).get("step", 0 if record.steps_seen else None),
             "steps": record.planned.get("steps"),
             "attempts": [attempt.as_json(now) for attempt in record.attempts],
             "gpu_hours": sum(attempt.gpu_hours(now) for attempt in record.attempts),

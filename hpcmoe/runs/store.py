@@ -49,6 +49,11 @@ class Record:
         return next((event for event in self.events if event["event"] == "planned"), {})
 
     @property
+    def steps_seen(self) -> bool:
+        """False: a command trains, and no pattern says how to read its steps from its log."""
+        return bool(self.planned.get("steps_seen", True))
+
+    @property
     def scheduler(self) -> str:
         return str(self.planned.get("scheduler", "slurm"))
 
@@ -87,6 +92,11 @@ def raw_config(run: RunDir) -> dict[str, Any]:
     loaded = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     assert isinstance(loaded, dict), f"{run.config} is not a mapping"
     return loaded
+
+
+def runs_command(config: dict[str, Any]) -> bool:
+    """Does something else than hpcmoe's own engine train? A config may be older than the question."""
+    return bool((config.get("engine") or {}).get("name") == "command")
 
 
 def finish(run: RunDir, state: str, reason: str | None, attempt: str | None = None, **fields: Any) -> None:

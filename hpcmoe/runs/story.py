@@ -32,6 +32,8 @@ class Attempt:
     saved_step: int | None = None  # newest durable checkpoint that this attempt published
     steps_lost: int | None = None  # steps done here that nobody could continue from
     left: bool = False  # it was warned, and had its say: saved, or at least tried to
+    engine: str = "hpcmoe"  # or command: what its steps are worth is only known from outside
+    progressed: bool = False  # a command got on: by a new checkpoint, or by a step that none had reached
     save_s: float | None = None  # seconds the leaving save took
     startup: dict[str, float] = field(default_factory=dict)  # seconds to the first step, by part, in their order; rank 0's
     restart_s: float | None = None  # from the previous attempt's end to this one's first step
@@ -95,6 +97,8 @@ def _apply(attempt: Attempt, event: Event) -> Attempt:
             return replace(attempt, saved_step=max(attempt.saved_step or 0, int(event["step"])))
         case "left":
             return replace(attempt, save_s=event.get("save_s"), left=True)
+        case "progressed":
+            return replace(attempt, progressed=True)
         case "attempt_ended":
             return replace(
                 attempt,
@@ -117,6 +121,8 @@ def _startup(attempt: Attempt, event: Event) -> dict[str, float]:
 
 def _lost(attempt: Attempt, next_resumed_from: int | None, durable: int) -> int | None:
     """Steps of work that are gone. Known once it ended: nobody can then continue from a later step than the newest checkpoint."""
+    if attempt.engine == "command":
+        return None
     if attempt.last_step is None:
         return 0 if not attempt.open else None
     if next_resumed_from is not None:
@@ -141,6 +147,7 @@ def attempts_of(events: Sequence[Event], metrics: Iterable[dict[str, Any]]) -> l
                     gpus=int(event.get("gpus") or 0),
                     nodes=int(event.get("nodes") or 0),
                     hosts=tuple(event.get("hosts") or ()),
+                    engine=str(event.get("engine") or "hpcmoe"),
                 ),
             )
         elif name in found:
@@ -212,8 +219,8 @@ def goodput_of(attempts: Sequence[Attempt], metrics: Iterable[dict[str, Any]], n
     done, writer = 0, None
     for line in metrics:
         step = line.get("step")
-        if not isinstance(step, int):
-            continue
+        if not isinstance(step, int) or "seconds" not in line:
+            continue  # a command's log does not tell every step, nor how long it took
         if line.get("attempt") != writer:  # an attempt continues from a checkpoint; what came after it is gone
             writer = line.get("attempt")
             useful = {earlier: seconds for earlier, seconds in useful.items() if earlier < step}

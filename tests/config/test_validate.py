@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcmoe.config.choices import CHOICES, POSITIVE, ZERO_OR_MORE
-from hpcmoe.config.compose import load
+from hpcmoe.config.compose import compose, load, to_config
+from hpcmoe.config.freeze import freeze, load_frozen, to_plain
 from hpcmoe.config.names import schema_keys
 from hpcmoe.config.validate import validate
 from hpcmoe.errors import UserError
@@ -177,3 +178,35 @@ def test_a_named_precision_is_kept() -> None:
     config = validate(load(["cluster=leonardo", "slurm.account=x", "precision=fp32"]))
     assert config.precision.name is not None
     assert config.precision.name.value == "fp32"
+
+
+def test_a_command_needs_no_key_of_the_engines_own_and_says_what_it_does_need(tmp_path: Path) -> None:
+    (tmp_path / "bare.yaml").write_text("defaults: [hpcmoe_schema, {cluster: local}, {engine: command}]\n")
+    words = ["engine.command=[bash,train.sh,1]", "optim.lr=-1"]
+    config = validate(to_config(compose(words, str(tmp_path), "bare")))
+    assert (config.engine.command, config.engine.chdir) == (["bash", "train.sh", "1"], str(Path.cwd()))
+    freeze(config, tmp_path / "config.yaml")
+    assert to_plain(load_frozen(tmp_path / "config.yaml")) == to_plain(config)
+    assert "train" not in to_plain(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["engine=command"], "engine=command needs the command"),
+        (["engine=command", "engine.command=[{a: 1}]"], "must be a list of words"),
+        (["engine.command=[bash,train.sh]"], "engine.command=.* is for engine=command"),
+        (["engine=command", "engine.command=x", "engine.stop_signal=TREM"], "did you mean 'TERM'"),
+        (["engine=command", "engine.command=x", "engine.progress='step (\\d+)'"], "must have a group named step"),
+        (["engine=command", "engine.command=x", "engine.progress='(?P<step>'"], "no regular expression"),
+        (["engine=command", "engine.command=x", "engine.progress='(?P<stp>1)'"], "did you mean 'step'"),
+        (["engine=command", "engine.command=x", "cluster=testbed", "nodes=1..2"], "with engine=command set nodes=N"),
+        (
+            ["engine=command", "engine.command=x", "cluster=testbed", "resilience.preflight=true", "engine.tasks_per_node=1"],
+            "tests each GPU in a task of its own",
+        ),
+    ],
+)
+def test_what_a_command_cannot_be_is_said_in_one_line(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        validate(load(overrides))

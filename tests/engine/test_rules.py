@@ -128,7 +128,7 @@ def test_a_world_of_another_size_is_refused() -> None:
     check_world(launch, 8, 4)
     with pytest.raises(UserError, match="8 ranks were started, but the run is laid out for 16"):
         check_world(launch, 16, 4)
-    with pytest.raises(UserError, match="4 ranks on one node, but gpus_per_node=2"):
+    with pytest.raises(UserError, match="4 ranks on one node, where 2 were expected"):
         check_world(launch, 8, 2)
 
 

@@ -45,6 +45,10 @@ SPECS: dict[str, JobSpec] = {
         ),
         RUN,
     ),
+    "command": spec(
+        config("cluster=testbed", "nodes=2", "engine=command", "engine.command=[torchrun,train.py]", "engine.tasks_per_node=1"),
+        RUN,
+    ),
     "array": spec(
         config("cluster=testbed", "slurm.array_parallelism=2"),
         *(RUN.parent / name for name in ("abc123", "bcd234", "cde345")),

@@ -174,7 +174,7 @@ def test_submit_gets_a_qos_only_where_slurms_default_would_not_do() -> None:
     large.train.global_batch_tokens = 512 * 4096
     large.layout.microbatch = 1
     for asked in (small, large):
-        fill_queue(asked, check(asked))
+        fill_queue(asked, check(asked).queue)
     assert small.slurm.qos is None
     assert large.slurm.qos == "boost_qos_bprod"
 

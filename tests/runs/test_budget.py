@@ -36,6 +36,14 @@ def test_a_time_limit_too_short_to_start_uses_up_the_budget_and_one_that_lets_it
     assert attempts_without_progress([dataclasses.replace(one, first_step=1, last_step=4) for one in starved]) == 0
 
 
+def test_of_a_command_what_was_seen_counts_and_a_time_limit_says_nothing() -> None:
+    crashes = [dataclasses.replace(attempt(number, "crashed"), engine="command") for number in range(3)]
+    assert attempts_without_progress(crashes) == 3
+    assert attempts_without_progress([crashes[0], dataclasses.replace(crashes[1], progressed=True), crashes[2]]) == 1
+    limits = [dataclasses.replace(attempt(number, "time_limit"), engine="command") for number in range(3)]
+    assert attempts_without_progress(limits) == 0
+
+
 def test_a_new_checkpoint_gives_a_new_budget() -> None:
     attempts = [attempt(0, "crashed", 10), attempt(1, "crashed", 20), attempt(2, "crashed", 30)]
     assert attempts_without_progress(attempts) == 0

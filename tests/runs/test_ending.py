@@ -25,6 +25,12 @@ def heard(*names: str) -> frozenset[str]:
         (ending(verdict="completed", heard=heard("TERM"), job_state="RUNNING", preempt_time=NOW - 3), Cause.COMPLETED),
         (ending(verdict="stopped"), Cause.STOPPED),
         (ending(verdict="failed", rc=2), Cause.FAILED),
+        # a command's rank 0 cannot speak for the others: its word holds where all left with 0
+        (ending(verdict="completed", agreed=False), Cause.COMPLETED),
+        (ending(verdict="completed", rc=1, agreed=False), Cause.CRASHED),
+        (ending(verdict="leave", rc=1, agreed=False), Cause.CRASHED),
+        (ending(verdict="leave", rc=137, agreed=False, heard=heard("TERM")), Cause.SIGNALLED),
+        (ending(verdict="failed", rc=2, agreed=False), Cause.FAILED),
         # preemption with grace: the job still RUNS, and only PreemptTime tells
         (ending(verdict="leave", job_state="RUNNING", preempt_time=NOW - 2), Cause.PREEMPTED),
         (ending(verdict=None, rc=137, job_state="RUNNING", preempt_time=NOW - 9), Cause.PREEMPTED),

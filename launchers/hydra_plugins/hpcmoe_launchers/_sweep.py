@@ -68,7 +68,8 @@ def _compose(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str],
     try:
         config = validate(to_config(composed))
         plan = prepare(config)
-        point = Point(index, words, composed, config, estimate_gpu_hours(config, plan.tokens_per_s))
+        speed = plan.tokens_per_s if plan is not None else None
+        point = Point(index, words, composed, config, estimate_gpu_hours(config, speed))
         ceiling_flag(config)
         _ = point.shape  # what a job script cannot carry is found here, before anything is written
     except UserError as error:
