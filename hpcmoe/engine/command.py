@@ -26,7 +26,7 @@ from hpcmoe.config.schema import Config, EngineConfig
 from hpcmoe.engine.launch import Launch, check_world, read_launch
 from hpcmoe.engine.progress import LogProgress
 from hpcmoe.engine.stop import ControlFiles, StopSignals
-from hpcmoe.engine.verdict import Word, write_error_text, write_verdict
+from hpcmoe.engine.verdict import Source, Word, write_error_text, write_verdict
 from hpcmoe.errors import UserError
 from hpcmoe.files import tail_lines
 from hpcmoe.runs.journal import read_journal
@@ -39,6 +39,7 @@ LOG_SETTLES_S = 0.2  # between a command's end and its last words in the log, wh
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 Asked = Literal["signal", "control"]
+SOURCES: dict[str, Source] = {"leave": "signal", "stopped": "control"}
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def run_rank(run: RunDir, signals: StopSignals) -> int:
         write_verdict(run, attempt, "failed", 0, reason=str(error))
         return 2
     if end.verdict is not None and launch.rank == 0:
-        write_verdict(run, attempt, end.verdict, 0, "control" if end.verdict == "stopped" else "signal", end.reason)
+        write_verdict(run, attempt, end.verdict, 0, SOURCES.get(end.verdict), end.reason)
     return end.exit_code
 
 

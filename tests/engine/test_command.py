@@ -81,7 +81,7 @@ def task(tmp_path: Path) -> Task:
 
 def test_a_command_that_ends_well_has_completed_the_run(task: Task) -> None:
     assert task.finish("exit 0") == 0
-    assert task.verdict["verdict"] == "completed"
+    assert (task.verdict["verdict"], task.verdict["source"]) == ("completed", None)
 
 
 def test_a_failing_command_leaves_its_exit_code_and_its_last_lines(task: Task) -> None:
