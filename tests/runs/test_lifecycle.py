@@ -232,6 +232,13 @@ def test_a_supervisor_tires_of_submissions_that_lead_nowhere(story: list[Event],
     assert Step.SUBMIT not in {decision.step for decision in react(life, look)[1]}
 
 
+def test_of_a_command_whose_steps_nobody_sees_a_start_is_enough() -> None:
+    tried = [submitted("8", "supervisor") for _ in range(MOST_TRIES)]
+    assert fold([*tried, event("command_started", watched=True)]).supervisor_tries == MOST_TRIES
+    assert fold([*tried, event("command_started", watched=False)]).supervisor_tries == 0
+    assert fold([*tried, event("progressed", step=3)]).supervisor_tries == 0
+
+
 @pytest.mark.parametrize(
     ("story", "job", "decision"),
     [

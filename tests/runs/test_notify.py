@@ -51,6 +51,7 @@ SUBMITTED = (NOW - 6000, "submitted", {"job_id": "7"})
         (seen(JobView("RUNNING"), SUBMITTED, STARTED, stepped=NOW - 50), None),
         (seen(JobView("RUNNING"), SUBMITTED, STARTED, stepped=NOW - 2000), "stall"),
         (seen(JobView("RUNNING"), SUBMITTED, STARTED), "stall"),  # not even its first step
+        (seen(JobView("RUNNING"), (NOW - 7000, "planned", {"steps_seen": False}), SUBMITTED, STARTED), None),  # a silent command
         (seen(JobView("RUNNING"), SUBMITTED, (NOW - 50, "attempt_started", STARTED[2]), stepped=NOW - 9000), None),
         (seen(JobView("PENDING"), SUBMITTED), None),
         (seen(JobView("RUNNING"), SUBMITTED), None),  # its job script has only just begun
