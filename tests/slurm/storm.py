@@ -27,7 +27,13 @@ INTERVAL = 20  # checkpoint.interval, steps
 RUN = [
     *("model=tiny", "model.layers=2", "cluster=testbed", "train.seq_len=64", "train.global_batch_tokens=512", "layout.ep=2"),
     *("logging.tensorboard=false", f"checkpoint.interval={INTERVAL}", "data.max_bytes=1000000", "slurm.exclusive=true"),
-    "resilience.max_attempts_without_progress=10",  # several faults may hit one start
+    # more happens to these runs in an hour than should happen to any in a month
+    *(
+        "resilience.max_attempts_without_progress=20",
+        "resilience.failure_backoff_s=0",
+        "resilience.max_preemptions_per_hour=null",
+    ),
+    "resilience.exclude_for_s=0",  # four nodes would soon be none
 ]
 # What runs at the same time: on disjoint nodes, each in a partition with its own way to preempt, and of two ranks.
 KINDS_OF_RUN = (
