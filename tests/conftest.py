@@ -1,6 +1,7 @@
 """For all tests: which of them share a worker, and which go first.
 
-Property tests are not timed, as two cores are shared with Slurm daemons and gloo ranks.
+Property tests are not timed, as two cores are shared with Slurm daemons and gloo ranks. They try the same cases each time, so that
+a run tells of a change and not of luck; --hypothesis-profile=explore looks for others.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-settings.register_profile("hpcmoe", deadline=None)
+settings.register_profile("hpcmoe", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None)
 settings.load_profile("hpcmoe")
 
 LONGEST_FIRST = (

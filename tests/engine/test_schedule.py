@@ -32,7 +32,7 @@ def test_a_rate_is_never_above_its_peak_nor_after_the_warm_up_below_its_floor(
     course: tuple[list[float], int, OptimConfig],
 ) -> None:
     rates, _, optim = course
-    assert all(0 < rate <= optim.lr * (1 + 1e-12) or optim.min_lr_ratio == 0 == rate for rate in rates)
+    assert all(0 < rate <= optim.lr * (1 + 1e-12) or optim.lr * optim.min_lr_ratio == 0 == rate for rate in rates)
     assert all(rate >= optim.lr * optim.min_lr_ratio * (1 - 1e-12) for rate in rates[optim.warmup_steps :])
 
 
