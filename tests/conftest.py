@@ -1,7 +1,7 @@
 """For all tests: which of them share a worker, and which go first.
 
-Property tests are not timed, as two cores are shared with Slurm daemons and gloo ranks. They try the same cases each time, so that
-a run tells of a change and not of luck; --hypothesis-profile=explore looks for others.
+Property tests are not timed, as two cores are shared with Slurm daemons and gloo ranks. They try the same cases each time, so
+that a run tells of a change and not of luck; --hypothesis-profile=explore looks for others.
 """
 
 from __future__ import annotations
