@@ -164,7 +164,7 @@ def main() -> int:
         stack.enter_context(small_disk(runs, 512))
         begun = time.monotonic()
         storm = storms.Storm(testbed, runs, args.user, random.Random(args.seed), args.steps, lambda line: print(line, flush=True))
-        storm.rage(args.faults, args.runs)
+        storm.rage(storm.order(args.faults), args.runs)
         wall_s = time.monotonic() - begun
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="untouched-")))
         good = report(storm, untouched_losses(storm.nights[0], scratch / "run"), wall_s)

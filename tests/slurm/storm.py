@@ -176,7 +176,7 @@ class Storm:
     # The night
 
     def kinds(self) -> dict[str, Callable[[Night], None]]:
-        """Each kind's name; which come more often stands in WEIGHTS."""
+        """What can happen here, by its name."""
         found: dict[str, Callable[[Night], None]] = {
             "preemption": self.preempt,
             "rank killed": self.kill_rank,
@@ -191,15 +191,14 @@ class Storm:
             found["disk full"] = self.fill_disk
         return found
 
-    def rage(self, faults: int, at_once: int) -> None:
-        """Until so many faults have happened; then until every run is over. ``at_once``: how many runs go on meanwhile."""
+    def rage(self, faults: Sequence[str], at_once: int) -> None:
+        """Until these faults have happened; then until every run is over. ``at_once``: how many runs go on meanwhile."""
         kinds = self.kinds()
         self._supervisors = [self._supervisor(), self._supervisor()]
         try:
             for number in range(at_once):
                 self.submit(KINDS_OF_RUN[number % len(KINDS_OF_RUN)])
-            order = self._order(list(kinds), faults)
-            for kind in order:
+            for kind in faults:
                 night = self._next_victim(at_once)
                 self.say(f"{sum(self.faults.values()) + 1:4}. {kind}: run {night.run_id} at step {night.step()}")
                 kinds[kind](night)
@@ -211,11 +210,11 @@ class Storm:
                 supervisor.terminate()
                 supervisor.wait()
 
-    def _order(self, kinds: list[str], faults: int) -> list[str]:
+    def order(self, faults: int) -> list[str]:
         """Every kind as often as every other, within one; preemptions twice as often."""
         deck: list[str] = []
         while len(deck) < faults:
-            hand = [*kinds, "preemption"]
+            hand = [*self.kinds(), "preemption"]
             self.chance.shuffle(hand)
             deck += hand
         return deck[:faults]
