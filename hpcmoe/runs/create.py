@@ -25,7 +25,7 @@ from hpcmoe.runs.provenance import write_provenance
 from hpcmoe.runs.registry import new_run_id, runs_root
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import read_record
-from hpcmoe.runs.submission import begin
+from hpcmoe.runs.submission import begin, over
 from hpcmoe.slurm.command import SlurmRejected, SlurmUnreachable
 from hpcmoe.slurm.submit import begin_flag, find_submitted
 
@@ -70,6 +70,13 @@ def submit_run(run: RunDir, cfg: Config, how: str = "submit", until: float | Non
     ``until``: the job is not to start before (epoch s). ``orphan``: the intent of a submission whose outcome nobody wrote, and
     whose writer is gone; its job is looked for first, and adopted.
     """
+    try:
+        return _submit_run(run, cfg, how, until, orphan)
+    finally:
+        over()
+
+
+def _submit_run(run: RunDir, cfg: Config, how: str, until: float | None, orphan: Event | None) -> str:
     make_plugins_importable()
     from hydra_plugins.hpcmoe_launchers import executor_for
 

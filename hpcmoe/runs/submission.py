@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import secrets
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,9 @@ from hpcmoe.slurm.states import is_ended
 LOCK_LOOK_S = 0.2
 # What a file system says that has no such locks (Lustre without -o flock, some FUSE mounts).
 NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
+# The writers of what this process is submitting now, by thread. An intent of its own that is not among them came to nothing, for
+# example on a full disk, and must not keep the process that lives on from trying again.
+_UNDER_WAY: dict[int, str] = {}
 
 
 @contextlib.contextmanager
@@ -67,9 +71,15 @@ def begin(run: RunDir, token: str, how: str, attempt: str | None = None, **more:
     ``more``: task=N, the run's place in the array that is submitted; instead_of=WRITER, of an intent found to be an orphan.
     """
     writer = f"{os.uname().nodename}:{os.getpid()}:{process_start_ticks(os.getpid())}:{secrets.token_hex(3)}"
+    _UNDER_WAY[threading.get_ident()] = writer
     Journal(run.journal, attempt).append("submitting", token=token, how=how, writer=writer, **more)
     intent = fold(read_journal(run.journal)).intent
     return intent is not None and intent["writer"] == writer
+
+
+def over() -> None:
+    """What this thread began to submit last is done with, or has failed."""
+    _UNDER_WAY.pop(threading.get_ident(), None)
 
 
 def writer_gone(life: Life, job: JobView) -> bool:
@@ -80,8 +90,13 @@ def writer_gone(life: Life, job: JobView) -> bool:
         return True
     if life.intent.get("attempt") is not None:  # it was the job itself, which submitted its successor
         return job.state is not None and is_ended(job.state)
-    host, pid, ticks = str(life.intent.get("writer", "::")).split(":")[:3]
-    return host == os.uname().nodename and str(process_start_ticks(int(pid))) != ticks
+    writer = str(life.intent.get("writer", "::"))
+    host, pid, ticks = writer.split(":")[:3]
+    if host != os.uname().nodename:
+        return False
+    if str(process_start_ticks(int(pid))) != ticks:
+        return True
+    return int(pid) == os.getpid() and writer not in _UNDER_WAY.values()
 
 
 def being_submitted(life: Life, job: JobView, now: float) -> bool:

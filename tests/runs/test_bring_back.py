@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -130,6 +131,25 @@ def test_a_submission_that_left_no_job_behind_is_made_again_under_the_same_token
     Journal(run.journal).append("submitting", token="run7-1", how="supervisor", writer=f"{os.uname().nodename}:999999999:1:a")
     assert help_it(run)[0]["job_id"] == "41"
     assert "--comment=hpcmoe:run7-1" in slurm.calls("sbatch")[0]
+
+
+@pytest.mark.parametrize(("part", "found"), [("job_spec", ""), ("journal_submitted", row("41", "PENDING", "hpcmoe:run7-1"))])
+def test_a_supervisor_whose_disk_was_full_in_the_middle_of_a_submission_goes_on_with_it_in_its_next_round(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, found: str
+) -> None:
+    run = stopped_run(tmp_path)
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(f"hpcmoe.runs.create.{part}", full)
+        with pytest.raises(OSError, match="No space left"):
+            help_it(run)
+    slurm.answers("squeue", row("7", "FAILED") + found)
+    assert help_it(run)[0]["job_id"] == "41"
+    assert len(slurm.calls("sbatch")) == 1
+    assert told(run, "submitted") == [("submitted", "41")]
 
 
 def test_while_another_host_submits_it_it_is_left_alone(slurm: FakeSlurm, tmp_path: Path) -> None:
