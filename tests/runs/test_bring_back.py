@@ -133,9 +133,9 @@ def test_a_submission_that_left_no_job_behind_is_made_again_under_the_same_token
     assert "--comment=hpcmoe:run7-1" in slurm.calls("sbatch")[0]
 
 
-@pytest.mark.parametrize(("part", "found"), [("job_spec", ""), ("journal_submitted", row("41", "PENDING", "hpcmoe:run7-1"))])
+@pytest.mark.parametrize(("part", "submitted"), [("job_spec", False), ("journal_submitted", True)])
 def test_a_supervisor_whose_disk_was_full_in_the_middle_of_a_submission_goes_on_with_it_in_its_next_round(
-    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, found: str
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, submitted: bool
 ) -> None:
     run = stopped_run(tmp_path)
 
@@ -146,7 +146,7 @@ def test_a_supervisor_whose_disk_was_full_in_the_middle_of_a_submission_goes_on_
         disk.setattr(f"hpcmoe.runs.create.{part}", full)
         with pytest.raises(OSError, match="No space left"):
             help_it(run)
-    slurm.answers("squeue", row("7", "FAILED") + found)
+    slurm.answers("squeue", row("7", "FAILED") + (row("41", "PENDING", "hpcmoe:run7-1") if submitted else ""))
     assert help_it(run)[0]["job_id"] == "41"
     assert len(slurm.calls("sbatch")) == 1
     assert told(run, "submitted") == [("submitted", "41")]
