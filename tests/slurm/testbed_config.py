@@ -230,8 +230,11 @@ def write_slurm_conf(settings: Settings) -> None:
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    path.write_text(text)
-    path.chmod(mode)
+    """Whole or not at all: a command of Slurm's that reads it in this moment must not find it empty."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(text)
+    fresh.chmod(mode)
+    os.replace(fresh, path)
 
 
 def dumps(value: Any) -> str:
