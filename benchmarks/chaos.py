@@ -122,7 +122,7 @@ def report(storm: storms.Storm, untouched: dict[int, float], wall_s: float) -> b
     """Prints the tables; True when all is well."""
     lost: Counter[str] = Counter()
     attempts: Counter[str] = Counter()
-    made = held_s = 0.0
+    made = 0
     good = True
     print(
         f"\n{sum(storm.faults.values())} faults in {wall_s / 60:.1f} min against {len(storm.nights)} runs of {storm.steps} steps"
@@ -134,13 +134,12 @@ def report(storm: storms.Storm, untouched: dict[int, float], wall_s: float) -> b
         for attempt in night.status()["attempts"]:
             attempts[attempt["cause"]] += 1
             lost[attempt["cause"]] += attempt["steps_lost"] or 0
-            held_s += attempt["ended"] - attempt["started"]
         made += len(night.metrics())
         good &= not wrong
         print(f"run {night.run_id}: " + ("; ".join(wrong) if wrong else "COMPLETED, every loss bit-identical"))
     print("steps lost by cause (attempts): " + ", ".join(f"{cause} {lost[cause]} ({n})" for cause, n in attempts.most_common()))
     useful = len(storm.nights) * storm.steps
-    print(f"goodput: {useful} of {made:.0f} steps made were useful ({100 * useful / max(1, made):.1f} %)")
+    print(f"goodput: {useful} of {made} steps made were useful ({100 * useful / max(1, made):.1f} %)")
     return good
 
 
