@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     args.config_name = args.config_name or ROOT
     _one_command(args)
     if args.multirun or "hydra.mode=MULTIRUN" in args.overrides:
-        from hpcmoe.cli.sweep import submit_sweep
+        from hpcmoe.cli.multirun import submit_sweep
 
         return submit_sweep(args)
     with opened_hydra(args.config_dir, args.config_path) as hydra:
