@@ -94,7 +94,7 @@ def _sweep_dir(overrides: Sequence[str]) -> Iterator[Path]:
     try:
         yield directory
     except BaseException:
-        if not (directory / "runs.txt").exists() and directory in new:
+        if not (directory / "points.jsonl").exists() and directory in new:
             shutil.rmtree(directory, ignore_errors=True)
             for path in new[1:]:
                 if path.exists() and not any(path.iterdir()):

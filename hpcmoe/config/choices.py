@@ -18,6 +18,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "checkpoint.verify": ("full", "size"),
     "precision.reduce": ("fp32", "bf16"),
     "precision.moments": ("fp32", "bf16"),
+    "sweep.on_max_failures": ("drain", "stop"),
 }
 
 NOTIFY_EVENTS = ("end", "failure", "stall")
@@ -110,4 +111,5 @@ ZERO_OR_MORE: tuple[str, ...] = (
     "resilience.exclude_for_s",
     "resilience.hang_timeout_s",
     "resilience.flight_recorder",
+    "sweep.max_failures",
 )

@@ -43,7 +43,7 @@ class SlurmConfig:
     nice: int | None = None
     wckey: str | None = None
     licenses: str | None = None
-    array_parallelism: int | None = None  # most array tasks at once in a sweep
+    array_parallelism: int | None = None  # most runs of a sweep at once, over all of its arrays
     extra: list[str] = field(default_factory=list)  # further sbatch flags
     srun_extra: list[str] = field(default_factory=list)  # further srun flags
 
@@ -222,6 +222,15 @@ class LoggingConfig:
 
 
 @dataclass
+class SweepConfig:
+    """How the runs of one sweep go together; the same for all of its points. No part of a run's own result."""
+
+    skip_finished: bool = True  # a point whose configuration a run has COMPLETED already is not run again
+    max_failures: int | None = None  # runs that FAILED: one more and the sweep is stopped; null: none stops it
+    on_max_failures: str = "drain"  # drain: no further run starts | stop: those that run save and stop, too
+
+
+@dataclass
 class NotifyConfig:
     """Who is told when the run ends, fails or stands still (docs/watch.md). Nothing set: nobody."""
 
@@ -255,6 +264,7 @@ class Config:
     resilience: ResilienceConfig = field(default_factory=ResilienceConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     notify: NotifyConfig = field(default_factory=NotifyConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     env: dict[str, str] = field(default_factory=dict)  # exported to every rank, after the cluster's
     user: dict[str, Any] = field(default_factory=dict)  # the user's own notes; never read by hpcmoe
 

@@ -5,6 +5,8 @@ The script's wording lies in slurm_templates/; who hands it to a scheduler is hy
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shlex
 import sys
@@ -71,6 +73,16 @@ def job_spec(run: RunDir, cfg: Config, token: str | None = None) -> JobSpec:
         job_name=cfg.slurm.job_name or f"hpcmoe-{run.run_id}",
         token=token or run.run_id,
     )
+
+
+def job_shape(cfg: Config) -> str:
+    """Equal for runs that may be elements of one array: they differ in nothing that Slurm or the job script sees.
+
+    Raises UserError for what a job script cannot carry, as ``render`` does.
+    """
+    spec = JobSpec((Path("/RUN"),), cfg, sys.executable, cfg.slurm.job_name or "NAME", "TOKEN")
+    words = _local_words(spec) if cfg.cluster.scheduler == "local" else _slurm_words(spec)
+    return hashlib.sha256(json.dumps(words, default=str).encode()).hexdigest()[:12]
 
 
 def render(spec: JobSpec) -> str:

@@ -12,6 +12,7 @@ import pytest
 from hpcmoe.config.compose import opened_hydra
 from hpcmoe.errors import UserError
 from hpcmoe.runs.journal import read_journal
+from hpcmoe.runs.sweep import SweepDir
 from tests.hpcmoe_slurm.fakes import RECORDED, FakeSlurm
 
 
@@ -40,8 +41,7 @@ def test_points_that_slurm_sees_alike_are_one_array(slurm: FakeSlurm, tmp_path: 
     values = sweep(tmp_path, "optim.lr=1e-4,3e-4", "train.seed=0,1")
     assert [value["job_id"] for value in values] == ["41_0", "41_1", "41_2", "41_3"]
     assert len(slurm.calls("sbatch")) == 1
-    listed = (tmp_path / "runs" / "sweeps" / "one" / "runs.txt").read_text().splitlines()
-    assert listed == [value["run_dir"] for value in values]
+    assert [str(run.path) for run in SweepDir(tmp_path / "runs" / "sweeps" / "one").runs()] == [v["run_dir"] for v in values]
 
 
 def test_points_of_different_shape_are_several_jobs_and_keep_their_order(slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ class HpcmoeLauncher(Launcher):
 
         Raises UserError, before anything is written, when a point is no valid config of hpcmoe.
         """
-        from hydra_plugins.hpcmoe_launchers._sweep import compose_points, confirm_points, preview_points, submit_points
+        from hydra_plugins.hpcmoe_launchers._points import compose_points, confirm_points
+        from hydra_plugins.hpcmoe_launchers._sweep import preview_points, submit_points
 
         assert self.config is not None, "Hydra calls setup first"
         assert self.hydra_context is not None
