@@ -24,6 +24,7 @@ VERBS = {
     "logs": "what a rank of a run wrote",
     "cancel": "end a run for good",
     "resume": "bring back a run that stopped, was cancelled or failed",
+    "sweep": "status, results, cancel, resume, ... of all runs of a sweep",
     "supervise": "look after all runs: bring back what nobody is left to bring back",
     "wait": "follow a run until it is over, and exit with its result",
 }

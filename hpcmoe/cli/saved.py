@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpcmoe.cli.words import ago, duration
+from hpcmoe.cli.words import ago
 from hpcmoe.runs.saves import Certificate, Saves
 from hpcmoe.runs.story import Goodput
+from hpcmoe.text import duration
 
 SHOWN_IDS = 8
 WORDS = {"identical": "bit-identical", "differs": "DIFFERS", "not_comparable": "not comparable"}

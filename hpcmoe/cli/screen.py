@@ -10,8 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hpcmoe.cli.words import ago, duration
+from hpcmoe.cli.words import ago
 from hpcmoe.runs.board import Line
+from hpcmoe.text import duration
 
 COLOURS = {"RUNNING": "green", "QUEUED": "yellow", "UNKNOWN": "magenta", "STOPPED": "cyan", "FAILED": "red", "COMPLETED": "dim"}
 KEYS = "j/k select   l log   c cancel   q quit"

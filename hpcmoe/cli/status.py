@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 
 from hpcmoe.cli.saved import certificate_text, goodput_line, save_lines
-from hpcmoe.cli.words import Parser, add_json, add_run, ago, duration, table
+from hpcmoe.cli.words import Parser, add_json, add_run, ago
 from hpcmoe.errors import UserError
 from hpcmoe.runs.glance import Glance, Glancer, created_at, glance
 from hpcmoe.runs.journal import Event
@@ -16,6 +16,7 @@ from hpcmoe.runs.registry import find_run, run_dirs, runs_root
 from hpcmoe.runs.saves import certificates_of, saves_of
 from hpcmoe.runs.store import read_record
 from hpcmoe.runs.story import Attempt, goodput_of
+from hpcmoe.text import duration, table
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Words that the verbs share: common arguments, durations, plain tables. No logic of runs."""
+"""Words that the verbs share: common arguments, times. No logic of runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from typing import NoReturn
 
 from hpcmoe.errors import UserError
+from hpcmoe.text import duration
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,20 +37,5 @@ def positive(text: str) -> float:
     return value
 
 
-def duration(seconds: float) -> str:
-    """1h02m, 3m05s, 12s."""
-    whole = max(0, round(seconds))
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
-
-
 def ago(moment: float, now: float) -> str:
     return f"{duration(now - moment)} ago"
-
-
-def table(rows: list[list[str]]) -> str:
-    """Left-aligned columns, two spaces between; the first row is the heading."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)

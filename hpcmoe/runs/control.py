@@ -1,4 +1,4 @@
-"""What a user does to a run: cancel it, resume it. Journals first, then acts."""
+"""What a user does to runs: cancel them, resume them. Journals first, then acts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hpcmoe.errors import UserError
@@ -21,7 +21,8 @@ from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError
 from hpcmoe.slurm.parse import compress_hostlist
 
-CANCEL_POLL_S = 0.5
+CANCEL_POLL_S, CANCEL_POLL_MOST_S = 0.5, 5.0
+MOST_AT_ONCE = 500  # job ids in one scancel: a command line has its bounds
 # Beyond KillWait: epilogs and a slow controller.
 CANCEL_SLACK_S = 60.0
 DEFAULT_KILL_WAIT_S = 30.0
@@ -35,47 +36,77 @@ def see(run: RunDir) -> RunView:
 
 def cancel(run: RunDir) -> RunView:
     """End the run for good, and return when its job is gone. A save that fits into Slurm's KillWait still happens."""
-    with submission_lock(run, LOCK_WAIT_S):  # so that a job that is being submitted is cancelled, too
-        before = see(run)
-        if before.final:
-            raise UserError(f"run {run.run_id} is {before.state} already; there is nothing to cancel")
-        if not before.job.reachable:
-            raise UserError(f"run {run.run_id} is not cancelled: {before.job.problem}; try again")
-        Journal(run.journal).append("cancel_requested", by=os.environ.get("USER"), job_id=before.record.job_id)
-    # Only a job that Slurm lists as this run's: a forgotten id may by now be another job's.
-    if before.state in ("QUEUED", "RUNNING") and before.record.job_id is not None:
-        _end_job(before.record.job_id)
-        _wait_until_gone(run)
-    if read_record(run).finished is None:
-        close_silent_attempts(run, None)
-        finish(run, "CANCELLED", "cancelled by its user")
-    return see(run)
+    before = see(run)
+    if before.final:
+        raise UserError(f"run {run.run_id} is {before.state} already; there is nothing to cancel")
+    return cancel_all([run])[0]
 
 
-def _end_job(job_id: str) -> None:
-    if job_id.startswith("local-"):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(local_pid(job_id), signal.SIGTERM)
-        return
-    try:
-        client.cancel([job_id])
-    except SlurmError as error:
-        raise UserError(f"Slurm did not take the cancellation of job {job_id}: {error}; try again") from error
+def cancel_all(runs: Sequence[RunDir]) -> list[RunView]:
+    """The same for many runs, with one scancel for all of them; those that are over stay as they are.
+
+    Raises UserError, with no run touched, where Slurm cannot be asked; and where jobs do not end in time.
+    """
+    going = [view.record.run for view in _seen(runs) if not view.final]
+    for run in going:
+        with submission_lock(run, LOCK_WAIT_S):  # so that a job that is being submitted is cancelled, too
+            Journal(run.journal).append("cancel_requested", by=os.environ.get("USER"), job_id=read_record(run).job_id)
+    # Only jobs that Slurm lists as these runs': a forgotten id may by now be another job's.
+    there = [view for view in _seen(going) if view.state in ("QUEUED", "RUNNING")]
+    _end_jobs([view.record.job_id for view in there if view.record.job_id is not None])
+    _wait_until_gone([view.record.run for view in there])
+    for run in going:
+        if read_record(run).finished is None:
+            close_silent_attempts(run, None)
+            finish(run, "CANCELLED", "cancelled by its user")
+    return observe([read_record(run) for run in runs])
 
 
-def _wait_until_gone(run: RunDir) -> None:
-    """Until the job has ended, but no longer than Slurm could possibly take."""
-    deadline = time.monotonic() + _kill_wait_s() + CANCEL_SLACK_S
-    while time.monotonic() < deadline:
-        now = see(run)
-        if now.record.finished is not None and now.job.state != "RUNNING":
-            return
-        if now.state not in ("QUEUED", "RUNNING", "UNKNOWN"):
-            return
-        time.sleep(CANCEL_POLL_S)
-    raise UserError(
-        f"job of run {run.run_id} is still there after {CANCEL_SLACK_S:.0f} s beyond KillWait; the cancellation stands"
-    )
+def _seen(runs: Sequence[RunDir]) -> list[RunView]:
+    """Raises UserError where Slurm cannot be asked."""
+    views = observe([read_record(run) for run in runs])
+    blind = next((view for view in views if not view.job.reachable), None)
+    if blind is not None:
+        raise UserError(f"run {blind.record.run.run_id} is not cancelled: {blind.job.problem}; try again")
+    return views
+
+
+def _end_jobs(job_ids: Sequence[str]) -> None:
+    for job_id in job_ids:
+        if job_id.startswith("local-"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(local_pid(job_id), signal.SIGTERM)
+    slurms = [job_id for job_id in job_ids if not job_id.startswith("local-")]
+    for first in range(0, len(slurms), MOST_AT_ONCE):
+        some = slurms[first : first + MOST_AT_ONCE]
+        try:
+            client.cancel(some)
+        except SlurmError as error:
+            raise UserError(f"Slurm did not take the cancellation of {_jobs(some)}: {error}; try again") from error
+
+
+def _jobs(job_ids: Sequence[str]) -> str:
+    return f"job {job_ids[0]}" if len(job_ids) == 1 else f"{len(job_ids)} jobs"
+
+
+def _wait_until_gone(runs: Sequence[RunDir]) -> None:
+    """Until their jobs have ended, but no longer than Slurm could possibly take."""
+    deadline = time.monotonic() + _kill_wait_s() + CANCEL_SLACK_S if runs else 0.0
+    still, pause = list(runs), CANCEL_POLL_S
+    while still:
+        still = [view.record.run for view in observe([read_record(run) for run in still]) if _is_there(view)]
+        if still and time.monotonic() > deadline:
+            which = f"job of run {still[0].run_id} is" if len(still) == 1 else f"jobs of {len(still)} runs are"
+            raise UserError(f"{which} still there after {CANCEL_SLACK_S:.0f} s beyond KillWait; the cancellation stands")
+        if still:
+            time.sleep(pause)
+            pause = min(CANCEL_POLL_MOST_S, 1.3 * pause)
+
+
+def _is_there(view: RunView) -> bool:
+    if view.record.finished is not None and view.job.state != "RUNNING":
+        return False
+    return view.state in ("QUEUED", "RUNNING", "UNKNOWN")
 
 
 def _kill_wait_s() -> float:
