@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from hpcmoe.cli.saved import certificate_text, goodput_line, save_lines
@@ -97,7 +98,7 @@ def story(view: RunView, now: float) -> str:
         lines += node_lines(view.record.events)
         lines += ["", *startups] if (startups := [startup_line(attempt) for attempt in attempts if attempt.startup]) else []
     lines += ["", *said] if (said := last_lines(view)) else []
-    lost = "unknown" if planned.get("engine") == "command" else str(sum(attempt.steps_lost or 0 for attempt in attempts))
+    lost = "unknown" if planned.get("engine") == "command" else steps_lost(attempts)
     lines += ["", f"{facts['gpu_hours']:.3f} GPU-hours over {len(attempts)} attempts, {lost} steps lost"]
     goodput = goodput_line(goodput_of(attempts, view.record.metrics, now))
     lines += [goodput] if goodput else []
@@ -171,6 +172,12 @@ def node_lines(events: list[Event]) -> list[str]:
     return lines
 
 
+def steps_lost(attempts: Sequence[Attempt]) -> str:
+    """Their sum; ``>=`` it where a rank was killed that could not write down its last steps."""
+    at_least = ">=" if any(attempt.steps_unwritten for attempt in attempts) else ""
+    return at_least + str(sum(attempt.steps_lost or 0 for attempt in attempts))
+
+
 def attempt_row(attempt: Attempt, now: float) -> list[str]:
     end = attempt.ended if attempt.ended is not None else now
     steps = "-" if attempt.first_step is None else f"{attempt.first_step}..{attempt.last_step}"
@@ -181,7 +188,7 @@ def attempt_row(attempt: Attempt, now: float) -> list[str]:
         str(attempt.nodes),
         steps,
         attempt.cause or "(runs)",
-        "-" if attempt.steps_lost is None else str(attempt.steps_lost),
+        "-" if attempt.steps_lost is None else steps_lost([attempt]),
         "-" if attempt.save_s is None else f"{attempt.save_s:.1f}s",
         "-" if attempt.restart_s is None else duration(attempt.restart_s),
         f"{attempt.gpu_hours(now):.3f}",

@@ -24,6 +24,9 @@ RECENT = 5  # saves, and
 RECENT_STEPS = 20  # steps, that the measured times are taken from
 MARGIN = 1.5  # on what a step and a save took, for the next ones may take longer
 DEPART_S = 10.0  # until the job script has seen to what follows
+RETRY_S = 30.0  # after a save that failed; longer if it failed slowly, twice as long after each further one,
+RETRY_MOST_S = 600.0  # and never longer than this
+RETRY_SHARE = 10  # times what the failed save took: a disk that stays full is not what training waits for
 WORTH_TELLING = 1.25  # a choice whose seconds differ less from those told before, and whose steps less than
 STEPS_WORTH_TELLING = 2.0  # so much, is not journalled
 
@@ -72,6 +75,11 @@ def worth_telling(choice: Choice, told: Choice) -> bool:
     return max(seconds, 1 / seconds) >= WORTH_TELLING or max(steps, 1 / steps) >= STEPS_WORTH_TELLING
 
 
+def retry_s(took_s: float, failed_in_a_row: int) -> float:
+    """Seconds until a save is tried again that failed after ``took_s``."""
+    return min(RETRY_MOST_S, max(RETRY_S, RETRY_SHARE * took_s) * 2.0 ** min(failed_in_a_row - 1, 16))
+
+
 def need_s(step_s: float, save_s: float) -> float:
     """Seconds before the job's end at which the run must begin to leave: one more step, a save, the job script's last words."""
     return MARGIN * (step_s + save_s) + DEPART_S
@@ -96,6 +104,8 @@ class SavePlan:
     _seen: int | None = field(default=None, init=False)  # saves measured at the last choice
     _warned: bool = field(default=False, init=False)
     _warm: bool = field(default=False, init=False)
+    _failures: int = field(default=0, init=False)  # saves in a row that are known to have failed
+    _retry_at: float = field(default=0.0, init=False)  # while there are some; on the monotonic clock
 
     def __post_init__(self) -> None:
         self._since = self.clock()
@@ -117,8 +127,13 @@ class SavePlan:
             self._choose()
 
     def due(self, step: int) -> bool:
-        """Whether to save after ``step``. The chosen interval never makes training wait for a save that is not done."""
+        """Whether to save after ``step``. The chosen interval never makes training wait for a save that is not done.
+
+        After a save that failed no step is safe: it is tried again without waiting for a whole interval.
+        """
         interval, passed = self.config.interval, self.clock() - self._since
+        if self._retry_due():
+            return True
         if interval == 0:
             return False
         if interval is not None and step % interval == 0:
@@ -131,8 +146,15 @@ class SavePlan:
             return False
         return passed >= MEASURE_AFTER_S if self.choice is None else step - self.step >= self.choice.steps
 
+    def _retry_due(self) -> bool:
+        failures = self.checkpointer.failed_in_a_row
+        if failures > self._failures:
+            self._retry_at = self.clock() + retry_s(self.clock() - self._since, failures)
+        self._failures = failures
+        return failures > 0 and self.clock() >= self._retry_at and not self.checkpointer.in_flight()
+
     def started(self, step: int) -> None:
-        """A save after ``step`` has begun; one that fails is tried again after the next interval."""
+        """A save after ``step`` has begun."""
         self.step, self._since = step, self.clock()
 
     def leaving(self) -> bool:

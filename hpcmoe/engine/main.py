@@ -184,9 +184,13 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
         on_first_step=first_step,
     )
     trainer.callbacks = build_callbacks(trainer, launch.rank, run.attempt(launch.attempt), watchdog)
-    outcome = trainer.run()
+    try:
+        outcome = trainer.run()
+    finally:  # a rank that lost its peers may still write what a full disk did not take
+        if lead is not None and journal is not None:
+            lead.reporter.close()
+            journal.flush()
     if lead is not None:
-        lead.reporter.close()
         print(f"{outcome.verdict} at step {outcome.step}", flush=True)
     return outcome
 

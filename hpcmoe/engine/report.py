@@ -130,6 +130,9 @@ class Reporter:
         known = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()}
         self._kept += (("\n" if self._torn else "") + json.dumps(known, allow_nan=False) + "\n").encode()
         self._torn = False
+        self._write_kept()
+
+    def _write_kept(self) -> None:
         try:
             while self._kept:
                 self._kept = self._kept[os.write(self._fd, self._kept) :]
@@ -163,6 +166,7 @@ class Reporter:
 
     def close(self) -> None:
         """Everything is as durable as the disk lets it be."""
+        self._write_kept()
         try:
             if self._writer is not None:
                 self._writer.close()

@@ -19,6 +19,7 @@ from hpcmoe.runs.budget import budgets_of, give_up_reason, seconds_left, spent_r
 from hpcmoe.runs.claim import holds_claim, release_claim, take_claim
 from hpcmoe.runs.ending import cause_of_record
 from hpcmoe.runs.journal import Journal
+from hpcmoe.runs.lastwords import last_step_done
 from hpcmoe.runs.lifecycle import Arrival, Decision, Step, react
 from hpcmoe.runs.place import Place, process_start_ticks, this_place
 from hpcmoe.runs.rundir import RunDir
@@ -151,7 +152,7 @@ def close_attempt(run: RunDir, record: Record, attempt: Attempt) -> None:
     Journal(run.journal, attempt.attempt).append(
         "attempt_ended",
         cause=cause.value,
-        **work_done(record, attempt.attempt, config),
+        **work_done(run, record, attempt.attempt, config),
         detail=f"{silence}; {said}" if said else silence,
         ended=ended,
         end_estimated=row is None or row.end is None,
@@ -159,12 +160,18 @@ def close_attempt(run: RunDir, record: Record, attempt: Attempt) -> None:
     )
 
 
-def work_done(record: Record, attempt: str, config: dict) -> dict[str, int | None]:
-    """What the journal says at an attempt's end: its last step, and how many of its steps no checkpoint holds."""
+def work_done(run: RunDir, record: Record, attempt: str, config: dict) -> dict[str, int | None]:
+    """What the journal says at an attempt's end: its last step, and how many of its steps no checkpoint holds.
+
+    A rank that is killed while the disk is full takes the lines of its steps with it: then the signs of life say more.
+    """
     newest = max((a.saved_step or 0 for a in record.attempts), default=0)
     last_step = next((a.last_step for a in record.attempts if a.attempt == attempt), None)
     if runs_command(config):
         return {"last_step": last_step, "steps_lost": None}  # what its checkpoints hold, it alone knows
+    done = last_step_done(run, attempt)
+    if done is not None:
+        last_step = max(done, last_step or 0)
     return {"last_step": last_step, "steps_lost": max(0, (last_step or 0) - newest)}
 
 

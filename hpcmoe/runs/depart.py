@@ -50,7 +50,7 @@ def depart(run: RunDir, place: Place, rc: int, heard: frozenset[str]) -> int:
         "attempt_ended",
         cause=cause.value,
         detail=detail,
-        **work_done(record, place.attempt, config),
+        **work_done(run, record, place.attempt, config),
         rc=rc,
         heard=sorted(heard),
         job_state=ending.job_state,

@@ -65,13 +65,21 @@ class PatientJournal(Journal):
     def _write(self, line: str) -> None:
         with self._lock:
             self._kept.append(line)
-            while self._kept:
-                try:
-                    super()._write(self._kept[0])
-                except OSError as error:
-                    print(f"the journal cannot be written ({error}); {len(self._kept)} events wait", file=sys.stderr, flush=True)
-                    return
-                self._kept.pop(0)
+            self._write_kept()
+
+    def flush(self) -> None:
+        """Once more what could not be written, for a process that may append no further event."""
+        with self._lock:
+            self._write_kept()
+
+    def _write_kept(self) -> None:
+        while self._kept:
+            try:
+                super()._write(self._kept[0])
+            except OSError as error:
+                print(f"the journal cannot be written ({error}); {len(self._kept)} events wait", file=sys.stderr, flush=True)
+                return
+            self._kept.pop(0)
 
 
 def parse_json_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -33,6 +34,19 @@ def last_lines(run: RunDir, attempt: str) -> list[str]:
     log = run.rank_log(attempt, numbers[0] if numbers else 0)
     lines = tail_lines(log, LAST_LINES)
     return [f"{log.relative_to(run.path)}:", *lines] if lines else []
+
+
+def last_step_done(run: RunDir, attempt: str) -> int | None:
+    """The newest step that the ranks' signs of life show as done: at least so far the attempt got. None: there is no such sign.
+
+    They are rewritten in place, which a full disk allows, where metrics.jsonl cannot grow; they may be ten seconds old.
+    """
+    done = []
+    for path in run.heartbeats(attempt).glob("rank-*"):
+        with contextlib.suppress(OSError, ValueError):
+            step, phase, _ = path.read_text().split()
+            done.append(int(step) if phase == "save" else int(step) - 1)  # what is entered is not done
+    return max((step for step in done if step > 0), default=None)
 
 
 def _errors(run: RunDir, attempt: str) -> list[Path]:

@@ -94,5 +94,9 @@ class RunDir:
         """Written by the ranks' watchdog: nothing moved any more, and who was waited for."""
         return self.attempt(attempt) / "hang.json"
 
+    def heartbeats(self, attempt: str) -> Path:
+        """Signs of life, a small file a rank: ``STEP PHASE COUNT`` (hpcmoe.engine.hang)."""
+        return self.attempt(attempt) / "heartbeats"
+
     def rank_log(self, attempt: str, rank: int) -> Path:
         return self.attempt(attempt) / f"rank-{rank:04d}.log"

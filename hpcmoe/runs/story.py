@@ -30,7 +30,8 @@ class Attempt:
     first_step: int | None = None
     last_step: int | None = None
     saved_step: int | None = None  # newest durable checkpoint that this attempt published
-    steps_lost: int | None = None  # steps done here that nobody could continue from
+    steps_lost: int | None = None  # steps done here that nobody could continue from; at least so many, if any are
+    steps_unwritten: int = 0  # done as signs of life show, but without a line: the disk was full, and the rank was killed
     left: bool = False  # it was warned, and had its say: saved, or at least tried to
     engine: str = "hpcmoe"  # or command: what its steps are worth is only known from outside
     progressed: bool = False  # a command got on: by a new checkpoint, or by a step that none had reached
@@ -62,6 +63,7 @@ class Attempt:
             "last_step": self.last_step,
             "resumed_from": self.resumed_from,
             "steps_lost": self.steps_lost,
+            "steps_unwritten": self.steps_unwritten,
             "gpu_hours": self.gpu_hours(now),
             "started": self.started,
             "ended": self.ended,
@@ -106,6 +108,7 @@ def _apply(attempt: Attempt, event: Event) -> Attempt:
                 detail=event.get("detail"),
                 ended=float(event.get("ended") or event["t"]),
                 end_estimated=bool(event.get("end_estimated")),
+                last_step=event.get("last_step"),
             )
     return attempt
 
@@ -160,9 +163,14 @@ def attempts_of(events: Sequence[Event], metrics: Iterable[dict[str, Any]]) -> l
 
 
 def _with_steps(attempt: Attempt, steps: tuple[int, int, float] | None) -> Attempt:
+    """The metrics have every step that was written; the journal may know of later ones (hpcmoe.runs.arrive.work_done)."""
+    if attempt.engine == "command":
+        return attempt if steps is None else replace(attempt, first_step=steps[0], last_step=steps[1])
+    written = steps[1] if steps is not None else attempt.resumed_from
+    unwritten = max(0, (attempt.last_step or 0) - written)
     if steps is None:
-        return attempt
-    return replace(attempt, first_step=steps[0], last_step=steps[1])
+        return replace(attempt, last_step=attempt.last_step if unwritten else None, steps_unwritten=unwritten)
+    return replace(attempt, first_step=steps[0], last_step=written + unwritten, steps_unwritten=unwritten)
 
 
 def _with_losses(attempts: list[Attempt], first_step_at: dict[str, float]) -> list[Attempt]:
@@ -226,6 +234,7 @@ def goodput_of(attempts: Sequence[Attempt], metrics: Iterable[dict[str, Any]], n
             useful = {earlier: seconds for earlier, seconds in useful.items() if earlier < step}
         useful[step] = float(line.get("seconds") or 0.0)
         done += 1
+    done += sum(attempt.steps_unwritten for attempt in attempts)
     last = attempts[-1] if attempts else None
     if last is not None and not last.open and last.attempt == writer and last.steps_lost and last.last_step is not None:
         useful = {step: seconds for step, seconds in useful.items() if step <= last.last_step - last.steps_lost}

@@ -87,3 +87,10 @@ def test_an_elastic_run_tells_its_layouts_and_a_run_the_nodes_it_stays_away_from
         "  7.0: laid out on 2 nodes: dp_shard 8, ep 4, microbatch 2",
         "  7.1: job 7 is to stay away from n0003",
     ]
+
+
+def test_a_sum_of_lost_steps_that_may_be_too_low_says_so(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = JOURNAL[6] | {"cause": "crashed", "last_step": 9}
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [*JOURNAL[:6], ended]))
+    assert status.main(["abc123"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2].endswith("over 2 attempts, >=9 steps lost")

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from hpcmoe.engine.callbacks.callback import PHASES
 from hpcmoe.engine.hang import Beat, diagnose, read_beats, silent_ranks, write_beat
+from hpcmoe.runs.lastwords import last_step_done
+from hpcmoe.runs.rundir import RunDir
 
 DATA, COMPUTE, AGREE = Beat(7, "data", 40), Beat(7, "compute", 41), Beat(7, "agree", 42)
 
@@ -66,6 +68,19 @@ def test_signs_of_life_are_read_as_they_were_written_and_torn_ones_are_none(tmp_
     write_beat(tmp_path, 0, Beat(7, "agree", 12346))  # shorter: nothing of the longer one stays
     (tmp_path / "rank-0001").write_text("7 agr")
     assert read_beats(tmp_path, 3) == {0: Beat(7, "agree", 12346), 1: None, 2: None}
+
+
+def test_signs_of_life_tell_the_last_step_that_was_surely_done(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert last_step_done(run, "7.0") is None
+    run.heartbeats("7.0").mkdir(parents=True)
+    write_beat(run.heartbeats("7.0"), 0, Beat(0, "load", 3))
+    assert last_step_done(run, "7.0") is None, "no step was begun"
+    write_beat(run.heartbeats("7.0"), 0, Beat(7, "agree", 12))
+    (run.heartbeats("7.0") / "rank-0001").write_text("9 upd")
+    assert last_step_done(run, "7.0") == 6
+    write_beat(run.heartbeats("7.0"), 2, Beat(7, "save", 12))
+    assert last_step_done(run, "7.0") == 7
 
 
 def test_a_rank_is_silent_when_not_even_its_count_changes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +11,7 @@ import pytest
 
 from hpcmoe.config.schema import CheckpointConfig
 from hpcmoe.engine.checkpoint import Checkpointer
-from hpcmoe.engine.interval import SavePlan, choose, end_of_job, measured_saves, need_s, young_daly_s
+from hpcmoe.engine.interval import SavePlan, choose, end_of_job, measured_saves, need_s, retry_s, young_daly_s
 from hpcmoe.runs.journal import Journal, read_journal
 from hpcmoe.runs.mtbf import NODE_MTBF_S, Mtbf, mtbf_of
 from hpcmoe.runs.story import Attempt
@@ -62,6 +63,8 @@ class Machine:
     time: float = 1000.0
     save_seconds: list[float] = field(default_factory=list)
     flying: bool = False
+    failed_in_a_row: int = 0
+    full_until: float = 0.0  # saves that begin before then fail
 
     def in_flight(self) -> bool:
         return self.flying
@@ -81,7 +84,11 @@ class Machine:
             if plan.due(step):
                 saved.append(step)
                 plan.started(step)
-                self.save_seconds.append(save_s)
+                if self.time < self.full_until:
+                    self.failed_in_a_row += 1
+                else:
+                    self.failed_in_a_row = 0
+                    self.save_seconds.append(save_s)
             plan.done(seconds)
         return saved
 
@@ -134,6 +141,28 @@ def test_training_never_waits_for_a_slow_save_to_begin_the_next(tmp_path: Path) 
     machine = Machine(tmp_path, save_seconds=[4.0], flying=True)
     plan = machine.plan(CheckpointConfig(interval=None, max_interval_s=60.0))
     assert machine.train(plan, 1, 100, 10.0) == []
+
+
+def test_a_save_that_failed_is_tried_again_long_before_the_next_interval(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, full_until=1000.0 + 1150)
+    plan = machine.plan(CheckpointConfig(interval=1000, max_interval_s=None))
+    # 30 s after the first, then twice as long each time; each save is seen to have failed one step of 1 s later
+    assert machine.train(plan, 1, 2100, 1.0) == [1000, 1031, 1092, 1213, 2000]
+
+
+def test_a_disk_that_stays_full_costs_training_little(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, full_until=1e9)
+    plan = machine.plan(CheckpointConfig(interval=10_000, max_interval_s=None))
+    tries = machine.train(plan, 1, 30_000, 1.0)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(tries)]
+    assert max(gaps) <= 601
+    assert len(tries) < 40
+    assert retry_s(took_s=50.0, failed_in_a_row=1) == 500.0, "a save that fails slowly holds training longer"
+
+
+def test_a_save_that_was_asked_for_is_tried_again_where_the_run_makes_no_others(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, failed_in_a_row=1)
+    assert machine.train(machine.plan(CheckpointConfig(interval=0)), 1, 100, 1.0) == [31]
 
 
 def first_leaving(machine: Machine, plan: SavePlan, steps: int, seconds: float) -> int | None:

@@ -95,6 +95,20 @@ def test_lines_that_a_full_disk_refuses_are_written_whole_and_in_order_later(
     assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]
 
 
+def test_lines_that_wait_are_written_when_the_rank_ends(
+    reporter: Reporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", refuse)
+        reporter.write(FIGURES)
+    assert lines(tmp_path) == []
+    reporter.close()
+    assert [line["step"] for line in lines(tmp_path)] == [1]
+
+
 def test_words_that_a_full_disk_refuses_end_no_rank() -> None:
     outlet = Outlet(io.FileIO("/dev/full", "wb"), encoding="utf-8", write_through=True)
     print("step 1", file=outlet, flush=True)

@@ -194,3 +194,14 @@ def test_on_a_machine_without_slurm_the_script_itself_waits_and_hears_a_cancel(
     run.notice("7.0").unlink(missing_ok=True)
     assert room._pause(run, here, Journal(run.journal, "7.0"), time.time() + 60) == FAILED
     assert read(run.result)["state"] == "CANCELLED"
+
+
+def test_steps_whose_lines_went_with_a_killed_rank_are_counted_as_lost(slurm: Slurm, tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    Journal(run.journal, "7.0").append("checkpoint_saved", step=20)
+    run.metrics.write_text(json.dumps({"attempt": "7.0", "step": 24, "t": 1.0}) + "\n")
+    run.heartbeats("7.0").mkdir()
+    (run.heartbeats("7.0") / "rank-0000").write_text("62 compute 9\n")
+    leaves(run, verdict=None, rc=137, heard="")
+    (ended,) = told(run, "attempt_ended")
+    assert (ended["cause"], ended["last_step"], ended["steps_lost"]) == ("crashed", 61, 41)

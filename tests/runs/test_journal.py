@@ -83,6 +83,17 @@ def test_a_patient_journal_keeps_what_a_full_disk_refuses_and_writes_it_in_order
     assert [event["event"] for event in read_journal(journal.path)] == ["first", "second", "third", "fourth"]
 
 
+def test_what_waits_is_written_by_a_process_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = PatientJournal(tmp_path / "events.jsonl", "7.0")
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda fd, data: 0)
+        journal.append("save_failed", step=20)
+    assert read_journal(journal.path) == []
+    journal.flush()
+    journal.flush()
+    assert [event["step"] for event in read_journal(journal.path)] == [20]
+
+
 def test_an_event_that_was_written_in_part_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))

@@ -62,6 +62,24 @@ def test_steps_after_the_newest_checkpoint_are_lost_when_nobody_continued_yet() 
     assert only.steps_lost == 3
 
 
+def test_steps_whose_lines_a_full_disk_kept_out_are_counted_by_the_signs_of_life() -> None:
+    events = [
+        started(0, "7.0"),
+        event(1, "first_step", "7.0", step=1),
+        event(5, "checkpoint_saved", "7.0", step=20),
+        event(9, "attempt_ended", "7.0", cause="crashed", last_step=61),
+        started(10, "7.1"),
+        event(11, "resumed", "7.1", step=20),
+        event(19, "attempt_ended", "7.1", cause="crashed", last_step=20),
+    ]
+    metrics = steps("7.0", 1, 25)
+    first, second = attempts_of(events, metrics)
+    assert (first.first_step, first.last_step, first.steps_lost, first.steps_unwritten) == (1, 61, 41, 36)
+    assert (second.last_step, second.steps_lost, second.steps_unwritten) == (None, 0, 0), "it had made none"
+    goodput = goodput_of([first, second], [line | {"seconds": 1.0} for line in metrics], 20.0)
+    assert (goodput.useful_steps, goodput.all_steps) == (25, 61)
+
+
 def test_an_attempt_that_made_no_step_lost_none() -> None:
     (only,) = attempts_of([started(0, "7.0"), event(9, "attempt_ended", "7.0", cause="crashed")], [])
     assert (only.first_step, only.steps_lost) == (None, 0)

@@ -61,6 +61,7 @@ class Storm:
     nights: list[Night] = field(default_factory=list)
     damaged: Counter[str] = field(default_factory=Counter)  # checkpoints made unreadable, by run
     struck: dict[str, str] = field(default_factory=dict)  # of each run, the attempt that is ending by a fault
+    full: list[tuple[float, float]] = field(default_factory=list)  # when the disk was full, epoch s
 
     # The runs
 
@@ -150,13 +151,14 @@ class Storm:
 
     def fill_disk(self, night: Night) -> None:
         """The runs' file system is full for a while. Only where it is one of its own (a mount): others live on the machine's."""
-        filler = self.runs / ".filler"
+        filler, begun = self.runs / ".filler", time.time()
         with suppress(OSError), filler.open("wb") as file:
             while True:
                 file.write(bytes(1 << 20))
                 file.flush()
         time.sleep(OUTAGE_S)
         filler.unlink()
+        self.full.append((begun, time.time()))
 
     def _strike(self, night: Night) -> None:
         self.struck[night.run_id] = night.attempt

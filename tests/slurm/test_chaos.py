@@ -23,5 +23,5 @@ def test_runs_that_are_struck_again_and_again_end_as_if_nobody_had_touched_them(
     storm.rage(FAULTS, RUNS)
     assert set(storm.faults) == set(FAULTS)
     untouched = chaos.untouched_losses(storm.nights[0], tmp_path / "untouched")
-    wrong = {night.run_id: chaos.wrong_with(night, untouched, storm.damaged[night.run_id]) for night in storm.nights}
+    wrong = {night.run_id: chaos.wrong_with(night, untouched, storm.damaged[night.run_id], storm.full) for night in storm.nights}
     assert wrong == {night.run_id: [] for night in storm.nights}, "\n".join(night.postmortem() for night in storm.nights)

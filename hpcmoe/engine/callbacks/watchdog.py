@@ -45,7 +45,7 @@ class Watchdog(Callback):
         self.run, self.attempt, self.rank, self.ranks, self.leave, self.clock = run, attempt, rank, ranks, leave, clock
         self.timeout_s, self.startup_timeout_s = timeout_s, startup_timeout_s
         self.period = min(LONGEST_PERIOD_S, timeout_s / 20)
-        self.folder = run.attempt(attempt) / "heartbeats"
+        self.folder = run.heartbeats(attempt)
         self._step, self._moved = 0, self.clock()
         self._phase: Phase = "rendezvous"
         self._warm = False  # a whole step was done

@@ -1,0 +1,38 @@
+"""A testbed for a benchmark: one that is up, or one of its own. Not for what is measured there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.slurm import testbed_cluster
+from tests.slurm.testbed_client import Testbed
+
+
+@contextmanager
+def testbed_at(root: Path | None, user: str | None) -> Iterator[Testbed]:
+    """The testbed that is up in ``root``; None: one of our own, where ``user`` may submit."""
+    if root is not None:
+        yield Testbed(root)
+        return
+    own = Path(tempfile.mkdtemp(prefix="bench-"))
+    own.chmod(0o755)
+    testbed_cluster.up(own, users=(user,) if user else ())
+    try:
+        yield Testbed(own)
+    finally:
+        testbed_cluster.down(own)
+        print(f"the testbed's logs are in {own / 'log'}")
+
+
+def why_not(testbed: Testbed, user: str | None) -> str | None:
+    """One line when ``user`` cannot run this Python."""
+    try:
+        testbed.run([sys.executable, "-c", "import hpcmoe"], user, check=True)
+    except (OSError, KeyError, subprocess.CalledProcessError) as error:
+        return f"{user or 'this user'} cannot run hpcmoe with {sys.executable}: {error}"
+    return None
