@@ -42,6 +42,7 @@ def opened_hydra(config_dir: str | None = None, config_path: str | None = None) 
     from hydra.core.global_hydra import GlobalHydra
 
     from hpcmoe.config.source import use_libyaml
+    from hpcmoe.config.sweep_loader import SweepLoader
 
     version.setbase("1.3")
     ConfigStore.instance().store(name=SCHEMA, node=WrittenConfig, provider="hpcmoe")
@@ -52,7 +53,9 @@ def opened_hydra(config_dir: str | None = None, config_path: str | None = None) 
     GlobalHydra.instance().clear()
     try:
         with as_user_error():
-            yield Hydra.create_main_hydra2("hpcmoe", search_path)
+            hydra = Hydra.create_main_hydra2("hpcmoe", search_path)
+            hydra.config_loader = SweepLoader(search_path)
+            yield hydra
     finally:
         GlobalHydra.instance().clear()
 
