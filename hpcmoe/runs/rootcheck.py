@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpcmoe.files import write_atomic
-from hpcmoe.runs.submission import file_lock
+from hpcmoe.locks import file_lock
 from hpcmoe.slurm.probe import Finding
 
 BLOCK_BYTES, BLOCKS = 4 << 20, 8

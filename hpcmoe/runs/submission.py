@@ -7,16 +7,12 @@ looks for the job first. The journal alone decides where file locks do not reach
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import secrets
 import threading
-import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from hpcmoe.locks import file_lock
 from hpcmoe.runs.journal import Journal, read_journal
 from hpcmoe.runs.life import JobView, Life, fold
 from hpcmoe.runs.lifecycle import SUBMISSION_S
@@ -24,40 +20,9 @@ from hpcmoe.runs.place import process_start_ticks
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.slurm.states import is_ended
 
-LOCK_LOOK_S = 0.2
-# What a file system says that has no such locks (Lustre without -o flock, some FUSE mounts).
-NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 # The writers of what this process is submitting now, by thread. An intent of its own that is not among them came to nothing, for
 # example on a full disk, and must not keep the process that lives on from trying again.
 _UNDER_WAY: dict[int, str] = {}
-
-
-@contextlib.contextmanager
-def file_lock(path: Path, wait_s: float = 0.0) -> Iterator[bool]:
-    """Hold ``path`` locked; yields False when another process does for longer than ``wait_s``. A dead process's lock is free.
-
-    Where the file system has no locks it yields True: what it guards must not rest on the lock alone.
-    """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        yield _locked(fd, time.monotonic() + wait_s)
-    finally:
-        os.close(fd)
-
-
-def _locked(fd: int, deadline: float) -> bool:
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-        except OSError as error:
-            if error.errno in NO_LOCKS:
-                return True
-            raise
-        time.sleep(LOCK_LOOK_S)
 
 
 def submission_lock(run: RunDir, wait_s: float = 0.0) -> contextlib.AbstractContextManager[bool]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcmoe.errors import UserError
+from hpcmoe.locks import file_lock
 from hpcmoe.runs.bring_back import Deed, help_on
 from hpcmoe.runs.control import LogTail
 from hpcmoe.runs.glance import Glancer
@@ -22,7 +23,6 @@ from hpcmoe.runs.observe import view as view_of
 from hpcmoe.runs.registry import run_dirs
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import read_record, result_state
-from hpcmoe.runs.submission import file_lock
 
 LOOK_EVERY_S = 1.0  # at the run directory
 # At Slurm: often while something is about to happen, then seldom, so that a follower for a night costs the controller nothing.

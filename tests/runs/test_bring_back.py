@@ -15,7 +15,6 @@ from hpcmoe.config.compose import load
 from hpcmoe.config.freeze import freeze
 from hpcmoe.config.validate import validate
 from hpcmoe.errors import UserError
-from hpcmoe.runs import submission
 from hpcmoe.runs.bring_back import Deed, help_on
 from hpcmoe.runs.control import resume
 from hpcmoe.runs.journal import Journal, read_journal
@@ -87,7 +86,7 @@ def test_of_several_that_look_at_once_one_submits_also_where_files_cannot_be_loc
     run = stopped_run(tmp_path)
     seen = observe([read_record(run)])[0]
     if not locks:
-        monkeypatch.setattr(submission, "_locked", lambda fd, deadline: True)
+        monkeypatch.setattr("hpcmoe.locks._locked", lambda fd, deadline: True)
     crowd = [threading.Thread(target=help_on, args=(seen, lambda deed: None)) for _ in range(4)]
     for one in crowd:
         one.start()

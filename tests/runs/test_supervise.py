@@ -13,12 +13,12 @@ from hpcmoe.cli.main import main
 from hpcmoe.config.compose import load
 from hpcmoe.config.freeze import freeze
 from hpcmoe.config.validate import validate
+from hpcmoe.locks import file_lock
 from hpcmoe.runs import supervise
 from hpcmoe.runs.glance import Glancer
 from hpcmoe.runs.journal import Journal
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import finish
-from hpcmoe.runs.submission import file_lock
 from hpcmoe.slurm import client
 from hpcmoe.slurm.client import QueueRow
 from hpcmoe.slurm.command import SlurmUnreachable
