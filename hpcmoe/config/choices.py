@@ -19,6 +19,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "precision.reduce": ("fp32", "bf16"),
     "precision.moments": ("fp32", "bf16"),
     "sweep.on_max_failures": ("drain", "stop"),
+    "sweep.halving.metric": ("loss", "eval_loss"),
+    "sweep.halving.mode": ("min", "max"),
 }
 
 NOTIFY_EVENTS = ("end", "failure", "stall")
@@ -81,6 +83,8 @@ POSITIVE: tuple[str, ...] = (
     "notify.stall_minutes",
     "slurm.cpus_per_task",
     "slurm.array_parallelism",
+    "sweep.halving.first_rung",
+    "sweep.halving.eta",
 )
 
 ZERO_OR_MORE: tuple[str, ...] = (

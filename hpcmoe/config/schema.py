@@ -222,12 +222,23 @@ class LoggingConfig:
 
 
 @dataclass
+class HalvingConfig:
+    """Early stopping of a sweep's runs at rungs, by asynchronous successive halving (docs/sweeps.md)."""
+
+    first_rung: int | None = None  # step of the first rung; null: no early stopping
+    eta: int = 3  # the best 1/eta of a rung go on; the next rung is at eta times the step
+    metric: str = "loss"  # loss: of the rung's step | eval_loss: of the evaluation after it
+    mode: str = "min"  # which is better: min | max
+
+
+@dataclass
 class SweepConfig:
     """How the runs of one sweep go together; the same for all of its points. No part of a run's own result."""
 
     skip_finished: bool = True  # a point whose configuration a run has COMPLETED already is not run again
     max_failures: int | None = None  # runs that FAILED: one more and the sweep is stopped; null: none stops it
     on_max_failures: str = "drain"  # drain: no further run starts | stop: those that run save and stop, too
+    halving: HalvingConfig = field(default_factory=HalvingConfig)
 
 
 @dataclass

@@ -14,6 +14,7 @@ from pathlib import Path
 from hpcmoe.config.choices import CHOICES, NOTIFY_EVENTS, POSITIVE, ZERO_OR_MORE
 from hpcmoe.config.command import check_command, no_command
 from hpcmoe.config.elastic import check_counts
+from hpcmoe.config.halving import check_halving
 from hpcmoe.config.precision import precision_of
 from hpcmoe.config.schema import OWN_SECTIONS, Config, Precision, TrainConfig
 from hpcmoe.config.slurm_words import check_slurm_words
@@ -32,7 +33,7 @@ def validate(config: Config) -> Config:
     """
     config = copy.deepcopy(config)
     if config.runs_command:
-        for check in (check_command, _names, check_numbers, _cluster, _slurm, _notify):
+        for check in (check_command, _names, check_numbers, _cluster, _slurm, _notify, check_halving):
             check(config)
         return config
     for check in (no_command, _names, check_numbers, _model, _cluster, _precision, _data, _schedule, _features, _slurm, _notify):
@@ -190,6 +191,7 @@ def _features(config: Config) -> None:
         raise UserError(f"logging.profiler.steps={profiler.steps} must be at most {MOST_PROFILED_STEPS}: traces grow with each")
     if not profiler.ranks or not all(0 <= rank < config.world_size for rank in profiler.ranks):
         raise UserError(f"logging.profiler.ranks={profiler.ranks} must be ranks of this run, 0 to {config.world_size - 1}")
+    check_halving(config)
 
 
 def _slurm(config: Config) -> None:

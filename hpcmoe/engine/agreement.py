@@ -99,3 +99,13 @@ def agree_on_stop(asked: Asked, device: torch.device) -> Source | None:
     dist.all_reduce(flags)
     signals, stops = flags.tolist()
     return _source(signals > 0, stops > 0)
+
+
+def agree_to_pause(pause: bool, device: torch.device) -> bool:
+    """Rank 0's word at a rung of the sweep, of which a run meets a handful in its life.
+
+    A collective of its own: the step's own brings the loss that is judged.
+    """
+    flag = torch.tensor([pause], dtype=torch.float64).to(device)
+    dist.all_reduce(flag)
+    return bool(flag.item())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from hpcmoe.config.schema import Config
 from hpcmoe.data.loader import Loader
 from hpcmoe.engine.agreement import Agreed, StepSums, agree_on_stop, reduce_step
-from hpcmoe.engine.callbacks.callback import Callback, Phase, Told
+from hpcmoe.engine.callbacks.callback import NOTHING, Callback, Evaluated, Phase, Told
 from hpcmoe.engine.checkpoint import Checkpointer, Progress
 from hpcmoe.engine.compute import Compute
 from hpcmoe.engine.interval import SavePlan
@@ -31,13 +31,15 @@ from hpcmoe.engine.verdict import Source, Word
 from hpcmoe.errors import UserError
 from hpcmoe.runs.journal import Journal
 
+STAYS = ("control", "rung")  # who asks for an end after which the run does not come back by itself
+
 
 @dataclass(frozen=True)
 class Outcome:
     verdict: Word
     step: int
     source: Source | None = None
-    reason: str | None = None  # what went wrong while leaving, if something did
+    reason: str | None = None  # why it was asked to stop, where that needs words; what went wrong while leaving
 
 
 @dataclass
@@ -78,9 +80,9 @@ class Trainer:
         steps = self.config.train.steps
         self._restore_callbacks()
         if self.progress.step < steps:
-            stop = self._asked_before_training()
-            if stop is not None:
-                return self._leave(stop)
+            heard = self._asked_before_training()
+            if heard.stop is not None:
+                return self._leave(heard.stop, heard.why)
         self.stages.train()
         self._clock, first = time.monotonic(), True
         while self.progress.step < steps:
@@ -92,10 +94,10 @@ class Trainer:
             if first:
                 self.on_first_step(self.progress.step)
                 first = False
-            stop = self._report_and_hear(agreed, seconds)
-            if self.progress.step < steps and stop is not None:
-                return self._leave(stop)
-            self._maybe_save(agreed.save)
+            heard = self._report_and_hear(agreed, seconds)
+            if self.progress.step < steps and heard.stop is not None:
+                return self._leave(heard.stop, heard.why)
+            self._maybe_save(agreed.save or heard.save)
         return self._leave(None)
 
     def train_step(self) -> Agreed:
@@ -167,34 +169,38 @@ class Trainer:
         for callback in self.callbacks:
             callback.entering(step, phase)
 
-    def _asked_before_training(self) -> Source | None:
+    def _asked_before_training(self) -> Told:
         stop = agree_on_stop(asked_to_stop(self.signals, self._control()), self.device)
         if stop is not None:
-            return stop
-        return self._hear([callback.before_training(self.progress.step) for callback in self.callbacks])
+            return Told(stop)
+        return self._hear(callback.before_training(self.progress.step) for callback in self.callbacks)
 
-    def _report_and_hear(self, agreed: Agreed, seconds: float) -> Source | None:
-        """Tell of the step, let the callbacks do what is due, then write its line. Who asked to stop, or None."""
+    def _report_and_hear(self, agreed: Agreed, seconds: float) -> Told:
+        """Tell of the step, let the callbacks do what is due, then write its line. What there is to do next."""
         step, lead = self.progress.step, self.lead
         if lead is not None:
             figures = figures_of(self.config, self.peak, self.attempt, self.progress, agreed, seconds, self._skipped)
             lead.reporter.tell(figures)
-        heard = self._hear([callback.after_step(step, agreed, self._skipped) for callback in self.callbacks])
+        heard = self._hear(callback.after_step(step, agreed, self._skipped) for callback in self.callbacks)
         if lead is not None:
             lead.reporter.write(figures)
-        return agreed.stop or heard
+        return heard if agreed.stop is None else Told(agreed.stop)
 
-    def _hear(self, told: list[Told]) -> Source | None:
-        """Pass on what callbacks have found; the first stop request that one of them heard."""
-        for result in (one.evaluated for one in told):
-            if result is None:
-                continue
-            for callback in self.callbacks:
-                callback.evaluated(result)
-            if self.lead is not None:
-                self.lead.reporter.evaluation(result)
-            self._clock += result.seconds  # no step's time
-        return next((one.stop for one in told if one.stop is not None), None)
+    def _hear(self, told: Iterable[Told]) -> Told:
+        """Pass on what a callback has found before the next one is called; the first stop request that one of them made."""
+        heard = NOTHING
+        for one in told:
+            heard = Told(heard.stop or one.stop, save=heard.save or one.save, why=heard.why if heard.stop else one.why)
+            if one.evaluated is not None:
+                self._pass_on(one.evaluated)
+        return heard
+
+    def _pass_on(self, result: Evaluated) -> None:
+        for callback in self.callbacks:
+            callback.evaluated(result)
+        if self.lead is not None:
+            self.lead.reporter.evaluation(result)
+        self._clock += result.seconds  # no step's time
 
     def _restore_callbacks(self) -> None:
         states = json.loads(self.progress.callbacks)
@@ -223,7 +229,7 @@ class Trainer:
                 self.lead.plan.started(step)
                 self._honouring_save = self._honouring_save or self._save_asked
 
-    def _leave(self, source: Source | None) -> Outcome:
+    def _leave(self, source: Source | None, why: str | None = None) -> Outcome:
         """Save unless nothing is new, and only then say so. ``source``: who asked to stop; None: training is complete.
 
         Where the save fails the run leaves with the checkpoint it has. Training that is complete is not: it raises OSError.
@@ -231,7 +237,7 @@ class Trainer:
         step = self.progress.step
         if self.lead is not None and source is not None:
             self.lead.journal.append("stop_requested", step=step, source=source)
-            print(f"asked to stop by {source}: saving step {step}", flush=True)
+            print(f"{why or f'asked to stop by {source}'}: saving step {step}", flush=True)
         for callback in self.callbacks:
             callback.before_leaving(step, source)
         self._entering(step, "save")
@@ -240,8 +246,10 @@ class Trainer:
         if failure is not None and source is None:
             raise OSError(f"all {step} steps are done, but the last checkpoint cannot be written: {failure}")
         saved = step if failure is None else self.checkpointer.saved_step or 0
-        reason = None if failure is None else f"step {step} could not be saved ({failure}); the run continues after step {saved}"
-        verdict: Word = "completed" if source is None else "stopped" if source == "control" else "leave"
+        if failure is not None:
+            failure = f"step {step} could not be saved ({failure}); the run continues after step {saved}"
+        reason = "; ".join(words for words in (why, failure) if words) or None
+        verdict: Word = "completed" if source is None else "stopped" if source in STAYS else "leave"
         if self.lead is not None:
             if source is None:
                 self.lead.control.save_done()

@@ -10,7 +10,8 @@ from hpcmoe.files import write_atomic, write_json
 from hpcmoe.runs.rundir import RunDir
 
 Word = Literal["completed", "leave", "stopped", "failed"]
-Source = Literal["signal", "control", "time_limit"]  # the last: the ranks saw the job's end coming themselves
+# time_limit: the ranks saw the job's end coming themselves; rung: the sweep's early stopping pauses the run
+Source = Literal["signal", "control", "time_limit", "rung"]
 
 
 def write_verdict(

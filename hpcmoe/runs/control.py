@@ -12,6 +12,7 @@ from pathlib import Path
 from hpcmoe.errors import UserError
 from hpcmoe.runs.arrive import close_silent_attempts
 from hpcmoe.runs.journal import Journal, read_journal
+from hpcmoe.runs.life import PROMOTED, JobView
 from hpcmoe.runs.observe import RunView, observe
 from hpcmoe.runs.place import local_pid
 from hpcmoe.runs.rundir import RunDir
@@ -56,7 +57,7 @@ def cancel_all(runs: Sequence[RunDir]) -> list[RunView]:
     _end_jobs([view.record.job_id for view in there if view.record.job_id is not None])
     _wait_until_gone([view.record.run for view in there])
     for run in going:
-        if read_record(run).finished is None:
+        if not read_record(run).life.finished:
             close_silent_attempts(run, None)
             finish(run, "CANCELLED", "cancelled by its user")
     return observe([read_record(run) for run in runs])
@@ -137,6 +138,23 @@ def resume(run: RunDir, max_gpu_hours: float | None = None) -> str:
             Journal(run.journal).append("budget_raised", max_gpu_hours=max_gpu_hours)
         with _reopened(run):
             return submit_run(run, load_frozen(run.config), how="resume", orphan=now.record.life.intent)
+
+
+def promote(run: RunDir, rung: int) -> str | None:
+    """Submit a run again that has paused at this rung of its sweep; returns the job id. None: it is no longer there.
+
+    It continues at the step where it paused. What it has used up of its budgets stays used up.
+    """
+    from hpcmoe.config.freeze import load_frozen
+    from hpcmoe.runs.create import submit_run
+
+    with submission_lock(run) as mine:
+        life = read_record(run).life
+        if not mine or life.paused_at != rung or life.cancel_requested or being_submitted(life, JobView(), time.time()):
+            return None
+        close_silent_attempts(run, None)
+        with _reopened(run):
+            return submit_run(run, load_frozen(run.config), how=PROMOTED, orphan=life.intent)
 
 
 @contextlib.contextmanager

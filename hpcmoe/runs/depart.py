@@ -19,13 +19,14 @@ from hpcmoe.runs.arrive import gpus_of_attempt, work_done
 from hpcmoe.runs.blame import exclude_flag, stay_away, why_ended
 from hpcmoe.runs.budget import budgets_of, give_up_reason, not_before, seconds_left, spent_reason, time_flag
 from hpcmoe.runs.claim import release_claim
-from hpcmoe.runs.ending import Ending, cause_of
+from hpcmoe.runs.ending import Cause, Ending, cause_of
 from hpcmoe.runs.journal import Journal, PatientJournal
 from hpcmoe.runs.lastwords import detail_of, last_lines
 from hpcmoe.runs.lifecycle import Decision, Departure, Step, react
 from hpcmoe.runs.notify import send_end
 from hpcmoe.runs.place import Place, this_place
 from hpcmoe.runs.rundir import RunDir
+from hpcmoe.runs.rungs import paused_at
 from hpcmoe.runs.store import Record, finish, raw_config, read_record, runs_command
 from hpcmoe.runs.submission import begin
 from hpcmoe.slurm import client
@@ -67,6 +68,7 @@ def depart(run: RunDir, place: Place, rc: int, heard: frozenset[str]) -> int:
         detail,
         give_up=give_up_reason(record.attempts_since_resume, budgets),
         spent=spent_reason(record.attempts, budgets, time.time(), gpus_of_attempt(place, config)),
+        rung=paused_at(record.events, place.attempt) if cause is Cause.PAUSED else None,
     )
     decisions = react(record.life, departure)[1]
     release_claim(run, place)
@@ -116,7 +118,8 @@ def _carry_out(decision: Decision, run: RunDir, place: Place, journal: Journal, 
             send_end(run)
             return OK if decision.state == "COMPLETED" else FAILED
         case Step.REST:
-            journal.append("rested", state=decision.state, reason=decision.reason)
+            at_rung = {} if decision.rung is None else {"rung": decision.rung}
+            journal.append("rested", state=decision.state, reason=decision.reason, **at_rung)
             print(f"hpcmoe: run {run.run_id} rests: {decision.reason}; `hpcmoe resume {run.run_id}` continues it", flush=True)
             send_end(run)
             return OK

@@ -18,6 +18,7 @@ class Cause(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"  # our own clear error: bad data, bad config; trying again would not help
     STOPPED = "stopped"  # control/stop
+    PAUSED = "paused"  # at a rung of its sweep (hpcmoe.runs.halving)
     CANCELLED = "cancelled"
     PREEMPTED = "preempted"
     TIME_LIMIT = "time_limit"
@@ -40,7 +41,7 @@ class Ending:
     heard: frozenset[str]  # signals the batch shell heard: {"USR1", "TERM"}
     cancel_requested: bool  # `hpcmoe cancel` journalled it
     stop_lead_s: float
-    source: str | None = None  # of the verdict "leave": what the ranks heard; time_limit: they saw the end coming themselves
+    source: str | None = None  # of the verdict: what the ranks heard; time_limit: they saw the end coming themselves
     hung: bool = False  # the watchdog left its report
     agreed: bool = True  # all ranks stand behind the verdict; False: it is rank 0's, and holds where all ranks left with 0
     job_state: str | None = None  # Slurm's base state; None: Slurm could not be asked, or there is no Slurm
@@ -65,6 +66,8 @@ _STATE_CAUSE = {
 def cause_of(ending: Ending) -> Cause:
     """Why this attempt ended. The ranks' own word comes first, then the user's, then Slurm's, then what was heard."""
     verdict = ending.verdict if ending.agreed or ending.rc == 0 or ending.verdict == "failed" else None
+    if verdict == "stopped" and ending.source == "rung":
+        return Cause.PAUSED
     if verdict in _VERDICT_CAUSE:
         return _VERDICT_CAUSE[verdict]
     if ending.cancel_requested:

@@ -16,6 +16,7 @@ from hpcmoe.slurm.states import is_alive, is_ended
 WAITING_STATES = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REQUEUE_FED"})
 # squeue and sacct lag behind sbatch; a job that is this young and in neither is not gone.
 YOUNG_JOB_S = 30.0
+PROMOTED = "promotion"  # how a run was submitted that had paused at a rung of its sweep
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class Life:
     @property
     def finished(self) -> bool:
         return self.ended is not None and self.ended["event"] == "finished"
+
+    @property
+    def paused_at(self) -> int | None:
+        """The rung of its sweep at which the run rests, and may be promoted; None: it does not."""
+        return self.ended.get("rung") if self.ended is not None and not self.finished else None
 
     def token(self, run_id: str) -> str:
         """Names the submission that comes next; the one that was begun and may have been lost, if there is one."""
@@ -118,8 +124,8 @@ def step(life: Life, event: Event) -> Life:
 
 
 def by_user(event: Event | None) -> bool:
-    """A submission that its user asked for, not a supervisor or a job of its own."""
-    return event is not None and event.get("how") in (None, "resume")
+    """A submission that its user asked for, himself or by his sweep's policy; not a supervisor or a job of its own."""
+    return event is not None and event.get("how") in (None, "resume", PROMOTED)
 
 
 def _submitting(life: Life, event: Event) -> Life:

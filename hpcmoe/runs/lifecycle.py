@@ -42,6 +42,7 @@ class Decision:
     reason: str | None = None
     token: str | None = None  # SUBMIT: names the submission
     look_first: bool = False  # SUBMIT: the job may exist already
+    rung: int | None = None  # REST: of its sweep, at which the run has paused and may be promoted
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Departure:
     detail: str | None = None
     give_up: str | None = None
     spent: str | None = None
+    rung: int | None = None  # PAUSED: of its sweep
 
 
 Happening = Event | Look | Arrival | Departure
@@ -131,7 +133,7 @@ def _on_arrival(life: Life, arrival: Arrival) -> Decision:
 
 
 def _on_departure(life: Life, end: Departure) -> tuple[Decision, ...]:
-    decision = decide(end.cause, end.ending, end.give_up, end.detail, end.scheduler)
+    decision = replace(decide(end.cause, end.ending, end.give_up, end.detail, end.scheduler), rung=end.rung)
     if end.spent is not None and decision.step in (Step.COME_BACK, Step.SLURM_BRINGS_BACK):
         decision = Decision(Step.REST, "STOPPED", end.spent)
     over = life.ended is not None or life.job_id not in (None, end.job_id)  # or another job carries the run
@@ -149,6 +151,8 @@ def decide(cause: Cause, ending: Ending, give_up: str | None, reason: str | None
             return Decision(Step.FINISH, "CANCELLED", "cancelled by its user")
         case Cause.STOPPED:
             return Decision(Step.REST, "STOPPED", reason or "asked to stop by control/stop")
+        case Cause.PAUSED:
+            return Decision(Step.REST, "STOPPED", reason or "paused at a rung of its sweep")
     if give_up is not None:
         return Decision(Step.FINISH, "FAILED", give_up)
     if ending.requeueing:

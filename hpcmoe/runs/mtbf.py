@@ -11,7 +11,7 @@ from hpcmoe.runs.story import Attempt
 # of other machines do as well is an assumption, and holds only until the run has an ending of its own to count.
 NODE_MTBF_S = 2048 * 54 * 86400 / 419
 # These endings say nothing about machines: the run was over, or a person wanted it to be.
-WANTED = frozenset({"completed", "failed", "stopped", "cancelled"})
+WANTED = frozenset({"completed", "failed", "stopped", "paused", "cancelled"})
 
 
 def span(seconds: float) -> str:

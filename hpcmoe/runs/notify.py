@@ -59,7 +59,7 @@ def due(view: RunView, now: float, stall_s: float) -> Notice | None:
     why = f": {view.reason}" if view.reason else ""
     ended = record.finished
     if ended is not None:
-        if now - float(ended["t"]) > OLD_S:
+        if now - float(ended["t"]) > OLD_S or record.life.paused_at is not None:  # a sweep's early stopping is no news
             return None
         what = "failure" if ended["state"] == "FAILED" else "end"
         return Notice(what, f"{ended['state']}-{float(ended['t']):.3f}", f"run {run_id} is {ended['state']}{why}")

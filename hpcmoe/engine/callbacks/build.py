@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from hpcmoe.engine.callbacks.callback import Callback
 from hpcmoe.engine.callbacks.certificate import Certificate
 from hpcmoe.engine.callbacks.evaluation import Evaluation
+from hpcmoe.engine.callbacks.halving import Halving, Judge
 from hpcmoe.engine.callbacks.profiler import Profiler
 from hpcmoe.engine.callbacks.skip import SkipStep
 from hpcmoe.engine.callbacks.watchdog import Watchdog
 from hpcmoe.engine.schedule import batch_tokens
 from hpcmoe.engine.trainer import Trainer
-from hpcmoe.runs.journal import Journal
+from hpcmoe.runs.halving import Mode
+from hpcmoe.runs.journal import Journal, read_journal
 from hpcmoe.runs.rundir import RunDir
+from hpcmoe.runs.rungs import passed_rungs, sweep_dir_of
 
 
 def build_callbacks(trainer: Trainer, rank: int, folder: Path, watchdog: Watchdog | None = None) -> list[Callback]:
@@ -29,7 +33,20 @@ def build_callbacks(trainer: Trainer, rank: int, folder: Path, watchdog: Watchdo
         callbacks.append(Profiler(profiler, folder, rank))
     if config.evaluation.interval:
         callbacks.append(_evaluation(trainer, watchdog))
+    if config.sweep.halving.first_rung is not None:
+        judge = _judge(trainer, journal) if journal is not None else None
+        callbacks.append(Halving(config.sweep.halving, config.train.steps, trainer.device, judge))
     return callbacks
+
+
+def _judge(trainer: Trainer, journal: Journal) -> Judge | None:
+    """None: the run is in no sweep, and goes on at every rung."""
+    events = read_journal(journal.path)
+    sweep_dir, halving = sweep_dir_of(events), trainer.config.sweep.halving
+    if sweep_dir is None:
+        return None
+    run_id, mode = journal.path.parent.name, cast(Mode, halving.mode)
+    return Judge(sweep_dir, run_id, trainer.attempt, journal, halving.eta, mode, passed_rungs(events))
 
 
 def _certificate(trainer: Trainer, journal: Journal) -> Certificate:

@@ -28,10 +28,12 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Told:
-    """What a callback has to tell the loop. The same on every rank."""
+    """What a callback has to tell the loop. The same on every rank, but for the words."""
 
-    stop: Source | None = None  # it heard a stop request, and what it did is cut short
+    stop: Source | None = None  # it heard a stop request, and what it did is cut short; or it makes one itself
     evaluated: Evaluated | None = None
+    save: bool = False  # a checkpoint of this step is wanted
+    why: str | None = None  # of the stop, for people; rank 0's
 
 
 NOTHING = Told()
@@ -68,7 +70,7 @@ class Callback:
         return NOTHING
 
     def evaluated(self, result: Evaluated) -> None:
-        """Some callback has evaluated the model."""
+        """A callback before this one, or after it, has evaluated the model."""
 
     def before_leaving(self, step: int, source: Source | None) -> None:
         """All ranks agreed to leave (None: training is complete); nothing is saved yet."""
