@@ -88,6 +88,19 @@ REFUSED = [
     # the profiler's window
     (["logging.profiler.steps=21"], "logging.profiler.steps=21 must be at most 20"),
     (["logging.profiler.ranks=[0,4]"], "logging.profiler.ranks=[0, 4] must be ranks of this run, 0 to 3"),
+    # early stopping
+    (["sweep.halving.first_rung=300", "train.steps=300"], "sweep.halving.first_rung=300 must be below train.steps=300"),
+    (["sweep.halving.first_rung=10", "sweep.halving.eta=1"], "sweep.halving.eta=1 must be 2 or more"),
+    (
+        ["sweep.halving.first_rung=10", "sweep.halving.metric=eval_loss", "evaluation.interval=4"],
+        "evaluation.interval=4 must divide sweep.halving.first_rung=10",
+    ),
+    (["sweep.halving.first_rung=10", "sweep.halving.metric=eval_loss"], "evaluation.interval=0 (no evaluation) must divide"),
+    (["sweep.halving.metric=evalloss"], "did you mean 'eval_loss'"),
+    (
+        ["engine=command", "engine.command=[true]", "sweep.halving.first_rung=10"],
+        "sweep.halving.first_rung=10: the steps and checkpoints of engine=command are not hpcmoe's",
+    ),
     # numbers
     (["train.steps=0"], "train.steps=0 must be above zero"),
     (["nodes=-1"], "nodes=-1 must be above zero"),
