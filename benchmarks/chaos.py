@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import random
 import shutil
@@ -151,6 +152,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runs", type=int, default=3, help="at the same time (the testbed has 4 nodes, one kind of run takes 2)")
     parser.add_argument("--steps", type=int, default=400, help="of each run; one that is done is followed by another")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="no more faults after so many; the runs then end in peace"
+    )
     parser.add_argument("--testbed", type=Path, help="a testbed that is up; without it one is started")
     parser.add_argument("--user", help="who submits; this process's user if not given")
     parser.add_argument("--compare", action="store_true", help="goodput, too, against a plain script and stock submitit")
@@ -179,7 +183,7 @@ def weather(testbed: Testbed, args: argparse.Namespace) -> bool:
         stack.enter_context(small_disk(runs, 512))
         begun = time.monotonic()
         storm = storms.Storm(testbed, runs, args.user, random.Random(args.seed), args.steps, lambda line: print(line, flush=True))
-        storm.rage(storm.order(args.faults), args.runs)
+        storm.rage(storm.order(args.faults), args.runs, 60 * args.minutes)
         wall_s = time.monotonic() - begun
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="untouched-")))
         good = report(storm, untouched_losses(storm.nights[0], scratch / "run"), wall_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ def testbed_at(root: Path | None, user: str | None) -> Iterator[Testbed]:
         return
     own = Path(tempfile.mkdtemp(prefix="bench-"))
     own.chmod(0o755)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # its daemons must not outlive this process
     testbed_cluster.up(own, users=(user,) if user else ())
     try:
         yield Testbed(own)

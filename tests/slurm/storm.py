@@ -5,6 +5,7 @@ For benchmarks/chaos.py and its short form in the tests. Injects and waits; judg
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -193,14 +194,20 @@ class Storm:
             found["disk full"] = self.fill_disk
         return found
 
-    def rage(self, faults: Sequence[str], at_once: int) -> None:
-        """Until these faults have happened; then until every run is over. ``at_once``: how many runs go on meanwhile."""
-        kinds = self.kinds()
+    def rage(self, faults: Sequence[str], at_once: int, most_s: float = math.inf) -> None:
+        """Until these faults have happened, or ``most_s`` seconds are over; then until every run is over.
+
+        ``at_once``: how many runs go on meanwhile.
+        """
+        kinds, deadline = self.kinds(), time.monotonic() + most_s
         self._supervisors = [self._supervisor(), self._supervisor()]
         try:
             for number in range(at_once):
                 self.submit(KINDS_OF_RUN[number % len(KINDS_OF_RUN)])
             for kind in faults:
+                if time.monotonic() > deadline:
+                    self.say("the time for faults is over")
+                    break
                 night = self._next_victim(at_once)
                 self.say(f"{sum(self.faults.values()) + 1:4}. {kind}: run {night.run_id} at step {night.step()}")
                 kinds[kind](night)
