@@ -152,9 +152,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runs", type=int, default=3, help="at the same time (the testbed has 4 nodes, one kind of run takes 2)")
     parser.add_argument("--steps", type=int, default=400, help="of each run; one that is done is followed by another")
-    parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="no more faults after so many; the runs then end in peace"
-    )
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no more faults after so many; the runs then end")
     parser.add_argument("--testbed", type=Path, help="a testbed that is up; without it one is started")
     parser.add_argument("--user", help="who submits; this process's user if not given")
     parser.add_argument("--compare", action="store_true", help="goodput, too, against a plain script and stock submitit")
