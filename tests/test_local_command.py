@@ -81,7 +81,7 @@ def test_where_nobody_can_see_its_steps_they_are_unknown_and_cancel_still_lets_i
 
 def test_a_sweep_gives_each_command_its_own_words(desk: Desk) -> None:
     words = ["engine.command=[bash,train.sh,'${user.lr}']", "+user.lr=1e-4,3e-4"]
-    runs = desk.json("submit", "-m", *RUN[:3], *words, "--dry-run")["runs"]
-    assert [run["config"]["engine"]["command"][2] for run in runs] == ["0.0001", "0.0003"]
-    assert "hpcmoe.engine.command" in runs[0]["script"]
-    assert "train" not in runs[0]["config"]
+    told = desk.json("submit", "-m", *RUN[:3], *words, "--dry-run")
+    assert [point["config"]["engine"]["command"][2] for point in told["points"]] == ["0.0001", "0.0003"]
+    assert ["hpcmoe.engine.command" in script for script in told["scripts"].values()] == [True]
+    assert "train" not in told["points"][0]["config"]

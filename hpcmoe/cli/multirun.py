@@ -1,6 +1,6 @@
 """`hpcmoe submit -m`: Hydra's sweeper makes the points, our launcher makes them runs; this reports what became of them.
 
-Not a verb of its own. The launcher is hydra_plugins.hpcmoe_launchers; sweepers are the user's choice (hydra/sweeper=...).
+Not a verb of its own (`hpcmoe sweep` is). The launcher is hydra_plugins.hpcmoe_launchers; sweepers are the user's choice.
 """
 
 from __future__ import annotations
@@ -10,24 +10,32 @@ import json
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcmoe.config.compose import opened_hydra
+from hpcmoe.config.freeze import to_plain
 from hpcmoe.errors import UserError
+from hpcmoe.runs.jobspec import JobSpec, render
 from hpcmoe.runs.registry import new_run_id, runs_root
-from hpcmoe.runs.rundir import RunDir
+from hpcmoe.runs.sweep import SweepDir
+from hpcmoe.runs.sweep_plan import forecast, plan_json, plan_text
+from hpcmoe.text import many, number_ranges
+
+if TYPE_CHECKING:
+    from hpcmoe.config.schema import Config
+    from hydra_plugins.hpcmoe_launchers._points import Preview
 
 SWEEP_DIR = "hydra.sweep.dir"
+MOST_LINES = 20
 
 
 @dataclass(frozen=True)
 class SweptPoint:
-    """One point of a sweep and what the launcher made of it: a submitted run's facts, or in a dry run its Config."""
+    """One point of a sweep and what the launcher made of it: a submitted run's facts, or in a dry run a Preview."""
 
     overrides: list[str]
     value: Any
@@ -36,11 +44,9 @@ class SweptPoint:
 def submit_sweep(args: argparse.Namespace) -> int:
     """Submit, or with --dry-run only show, every point of the sweep."""
     if args.dry_run:
-        from hpcmoe.cli.submit import preview
-
         with tempfile.TemporaryDirectory(prefix="hpcmoe-dry-run-") as nowhere:
             points = _sweep(args, Path(nowhere), dry_run=True)
-        preview({" ".join(point.overrides): point.value for point in points}, args.json)
+        _preview([point.value for point in points], args.json)
         return 0
     with _sweep_dir(args.overrides) as directory:
         points = _sweep(args, directory)
@@ -102,35 +108,54 @@ def _sweep_dir(overrides: Sequence[str]) -> Iterator[Path]:
         raise
 
 
+def _preview(points: Sequence[Preview], as_json: bool) -> None:
+    """What would be submitted: the table of points, and one job script for each array shape."""
+    planned = [point.planned for point in points]
+    shapes: dict[str, list[Config]] = {}
+    for point in points:
+        shapes.setdefault(point.planned.shape, []).append(point.config)
+    scripts = {shape: _script(configs) for shape, configs in shapes.items()}
+    told = forecast(planned, points[0].at_once, points[0].most_elements)
+    if as_json:
+        document = plan_json(planned, told) | {"scripts": scripts}
+        for facts, point in zip(document["points"], points, strict=True):
+            facts["config"] = to_plain(point.config)
+        print(json.dumps(document, indent=2))
+        return
+    print(plan_text(planned, told))
+    for shape, script in scripts.items():
+        of = number_ranges(point.index for point in planned if point.shape == shape)
+        print(f"\n# --- job script of points {of} ---\n{script.rstrip()}")
+
+
+def _script(alike: Sequence[Config]) -> str:
+    """The job script of runs that do not exist, of one shape; RUN and SWEEP stand for their ids."""
+    config, root = alike[0], runs_root()
+    runs = (root / "RUN",) * (1 if config.cluster.scheduler == "local" else len(alike))
+    name = config.slurm.job_name or ("hpcmoe-SWEEP" if len(runs) > 1 else "hpcmoe-RUN")
+    return render(JobSpec(runs, config, sys.executable, name, "TOKEN", sweep_dir=root / "sweeps" / "SWEEP"))
+
+
 def _report(directory: Path, points: list[SweptPoint], args: argparse.Namespace) -> int:
     messages = sys.stderr if args.json else sys.stdout
-    print(f"sweep {directory.name}: {len(points)} runs submitted; what they share is in {directory}", file=messages)
-    for point in points:
-        print(f"  run {point.value['run_id']}  job {point.value['job_id']:<12} {' '.join(point.overrides)}", file=messages)
+    sweep = SweepDir(directory)
+    print(f"sweep {sweep.sweep_id}: {many(len(points), 'point')}; what they share is in {directory}", file=messages)
+    for point in points[:MOST_LINES]:
+        job = point.value.get("job_id") or "-"
+        print(f"  run {point.value['run_id']}  job {job:<12} {' '.join(point.overrides)}", file=messages)
+    if len(points) > MOST_LINES:
+        print(f"  ... and {many(len(points) - MOST_LINES, 'more point')}", file=messages)
     document: dict[str, Any] = {
-        "sweep_id": directory.name,
+        "sweep_id": sweep.sweep_id,
         "sweep_dir": str(directory),
         "runs": [{**point.value, "overrides": point.overrides} for point in points],
     }
-    status = _wait(document, messages) if args.wait else 0
+    if args.wait:
+        from hpcmoe.cli.sweep import follow
+
+        return follow(sweep, as_json=args.json)
     if args.json:
         print(json.dumps(document, indent=2))
-    elif not args.wait:
-        print("follow them:  hpcmoe status     hpcmoe logs RUN -f", file=messages)
-    return status
-
-
-def _wait(document: dict[str, Any], messages: Any) -> int:
-    """See all runs to their ends, whichever comes first; the exit code of the one that needs a person most."""
-    from hpcmoe.cli.wait import INTERRUPTED
-    from hpcmoe.runs.supervise import supervise_all, worst_exit_code
-
-    runs = [RunDir(Path(facts["run_dir"])) for facts in document["runs"]]
-    try:
-        views = supervise_all(runs, lambda line: print(line, file=messages, flush=True))
-    except KeyboardInterrupt:
-        print("\nthe runs go on; `hpcmoe wait RUN` follows one of them again, `hpcmoe cancel RUN` ends it", file=sys.stderr)
-        return INTERRUPTED
-    for facts, view in zip(document["runs"], views, strict=True):
-        facts.update(view.as_json(time.time()))
-    return worst_exit_code(views)
+    else:
+        print(f"follow it:  hpcmoe sweep status {sweep.sweep_id}     hpcmoe sweep results {sweep.sweep_id}", file=messages)
+    return 0

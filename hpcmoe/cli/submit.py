@@ -32,7 +32,8 @@ Starts a run, or with -m a sweep of runs. Overrides are Hydra's: group=option, k
 
   --yes              do not ask before a costly submission (resilience.ask_above_gpu_hours)
   --wait             follow the run and exit with its result; with -m, follow all runs and exit with the worst
-  --dry-run          print the job script and the resolved config; submit nothing
+  --dry-run          print the job script and the resolved config, with -m the table of points and a script for each shape of
+                     job; submit nothing
   --json             one JSON document on stdout; messages go to stderr
   -m, --multirun     one run for each point of key=a,b,c, as one Slurm array
   --cfg job          print the config instead (also hydra, all); with --resolve, --package P
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> int:
     config = validate(to_config(composed))
     plan = _plan(config)
     if args.dry_run:
-        preview({"": config}, args.json)
+        preview(config, args.json)
         return 0
     if plan is not None:
         from hpcmoe.planner.check import summary
@@ -158,20 +159,13 @@ def _submit(config: Config, args: argparse.Namespace) -> int:
     return 0
 
 
-def preview(configs: dict[str, Config], as_json: bool) -> None:
-    """What would be submitted: the job script and the resolved config; of a sweep, those of each point, by its overrides."""
-    scripts = {point: job_script(config) for point, config in configs.items()}
+def preview(config: Config, as_json: bool) -> None:
+    """What would be submitted: the job script and the resolved config."""
+    script = job_script(config)
     if as_json:
-        documents = [{"script": scripts[point], "config": to_plain(config)} for point, config in configs.items()]
-        for point, document in zip(configs, documents, strict=True):
-            if point:
-                document["overrides"] = point
-        print(json.dumps(documents[0] if "" in configs else {"runs": documents}, indent=2))
-        return
-    for point, config in configs.items():
-        if point:
-            print(f"# ======== {point} ========")
-        print(f"# --- job script ---\n{scripts[point].rstrip()}\n\n# --- config.yaml ---\n{to_yaml(config).rstrip()}")
+        print(json.dumps({"script": script, "config": to_plain(config)}, indent=2))
+    else:
+        print(f"# --- job script ---\n{script.rstrip()}\n\n# --- config.yaml ---\n{to_yaml(config).rstrip()}")
 
 
 def job_script(config: Config) -> str:

@@ -35,6 +35,22 @@ def estimate_gpu_hours(config: Config, tokens_per_s: float | None) -> float | No
     return min(known, default=None)
 
 
+def estimate_hours(config: Config, tokens_per_s: float | None) -> float | None:
+    """Hours on its nodes, by the planner's speed of one GPU, else one attempt's time limit; no more than the ceiling allows.
+
+    None: neither a speed nor a time limit is known.
+    """
+    gpus, ceiling = counted_gpus(config), config.resilience.max_gpu_hours
+    if tokens_per_s:
+        tokens = config.train.steps * config.train.global_batch_tokens
+        found: float | None = tokens / (tokens_per_s * config.world_size) / HOUR_S
+    else:
+        found = None if config.slurm.time is None else parse_duration(config.slurm.time) / HOUR_S
+    if found is None or ceiling is None or gpus == 0:
+        return found
+    return min(found, ceiling / gpus)
+
+
 def confirm(estimates: Sequence[float | None], ask_above: float | None, yes: bool) -> None:
     """Ask at a terminal whether to submit these runs, when that costs more than ``ask_above`` GPU-hours (None: never ask).
 

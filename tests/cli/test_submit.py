@@ -82,13 +82,46 @@ def test_a_config_dir_and_an_experiment_of_ones_own(here: Path, capsys: Captured
 
 def test_a_dry_sweep_shows_every_point_and_writes_nothing(here: Path, capsys: Captured) -> None:
     text = answer("-m", "optim.lr=1e-4,3e-4", "train.seed=0,1", "--dry-run", "--json", capsys=capsys)
-    runs = json.loads(text)["runs"]
-    assert [(run["config"]["optim"]["lr"], run["config"]["train"]["seed"]) for run in runs] == [
+    document = json.loads(text)
+    assert [(point["config"]["optim"]["lr"], point["config"]["train"]["seed"]) for point in document["points"]] == [
         (1e-4, 0),
         (1e-4, 1),
         (3e-4, 0),
         (3e-4, 1),
     ]
+    assert list(here.iterdir()) == []
+
+
+def test_a_dry_sweep_tells_the_whole_and_shows_a_script_for_each_shape(here: Path, capsys: Captured) -> None:
+    words = [
+        "cluster=testbed",
+        "nodes=1,2",
+        "train.seed=0,1,2",
+        "slurm.time=60",
+        "slurm.array_parallelism=2",
+        "cluster.gres=true",
+    ]
+    text = answer("-m", *words, "--dry-run", capsys=capsys)
+    lines = text.splitlines()
+    assert lines[0].split() == ["POINT", "nodes", "train.seed", "GPUS", "TIME", "GPU-HOURS"]
+    assert lines[1].split() == ["0", "1", "0", "4", "1h00m", "4.0"]
+    assert lines[6].split() == ["5", "2", "2", "8", "1h00m", "8.0"]
+    assert "6 runs in 2 arrays, about 36.0 GPU-hours" in lines
+    assert "longest path, 2 at once: about 3h00m; waiting in the queue not counted" in lines
+    assert [line for line in lines if line.startswith("# ---")] == [
+        "# --- job script of points 0-2 ---",
+        "# --- job script of points 3-5 ---",
+    ]
+    assert list(here.iterdir()) == []
+
+
+def test_every_impossible_point_is_named_before_anything_is_written(here: Path, capsys: Captured) -> None:
+    assert main(["submit", "-m", "train.steps=5,-1", "layout.ep=4,3", "model=tiny"]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("hpcmoe: 3 of 4 points cannot be run, and none is submitted: ")
+    assert "point 1 (train.steps=5 layout.ep=3 model=tiny): layout.ep=3 must divide" in line
+    assert "points 2-3 (train.steps=-1 model=tiny): train.steps=-1 must be above zero" in line
+    assert line.count("\n") == 1
     assert list(here.iterdir()) == []
 
 
@@ -98,7 +131,7 @@ def test_a_users_own_sweeper_settings_are_honoured(here: Path, capsys: Captured)
         "defaults: [config, _self_]\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      train.seed: 1,2,3\n"
     )
     text = answer("-m", "--config-dir", "mine", "--config-name", "grid", "--dry-run", "--json", capsys=capsys)
-    assert [run["config"]["train"]["seed"] for run in json.loads(text)["runs"]] == [1, 2, 3]
+    assert [run["config"]["train"]["seed"] for run in json.loads(text)["points"]] == [1, 2, 3]
 
 
 MISTAKES = [
@@ -112,7 +145,11 @@ MISTAKES = [
     (["--resolve"], "--resolve goes with --cfg or --help"),
     (["--config-dir", "nowhere"], "config directory "),
     (["-m", "optim.lr=1e-4,x"], "x"),
-    (["-m", "train.seed=0,1", "layout.ep=3"], "point 0 (train.seed=0 layout.ep=3): layout.ep=3 must divide model.experts=8"),
+    (["-m", "train.seed=0,1", "layout.ep=3"], "all 2 points (layout.ep=3): layout.ep=3 must divide model.experts=8"),
+    (
+        ["-m", "train.seed=0,1", "layout.ep=3,4", "+train.sed=1"],
+        "all 4 points (+train.sed=1): no config key 'train.sed'; did you mean 'train.seed'?",
+    ),
     (["-m", "train.seed=0,1", "hydra/launcher=basic"], "a sweep of hpcmoe is submitted by hydra/launcher=hpcmoe"),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from hydra.core.utils import filter_overrides, setup_globals
 from omegaconf import DictConfig, open_dict
 
 from hpcmoe.config.compose import to_config
+from hpcmoe.config.explain import as_user_error
 from hpcmoe.config.freeze import to_plain
 from hpcmoe.config.key import config_key
 from hpcmoe.config.schema import Config
@@ -18,8 +20,13 @@ from hpcmoe.config.validate import validate
 from hpcmoe.errors import UserError
 from hpcmoe.planner.check import prepare
 from hpcmoe.runs.create import ceiling_flag
-from hpcmoe.runs.estimate import confirm, estimate_gpu_hours
+from hpcmoe.runs.estimate import confirm, counted_gpus, estimate_gpu_hours, estimate_hours
 from hpcmoe.runs.jobspec import job_shape
+from hpcmoe.runs.sweep_plan import PlannedPoint, forecast, plan_text, refusal
+from hpcmoe.slurm import client
+from hpcmoe.slurm.command import SlurmError
+
+SLURMS_MAX_ARRAY_SIZE = 1001  # where Slurm cannot be asked for the site's
 
 
 @dataclass(frozen=True)
@@ -33,37 +40,82 @@ class Point:
     gpu_hours: float | None  # an estimate
     shape: str  # hpcmoe.runs.jobspec.job_shape
     key: str  # hpcmoe.config.key
+    hours: float | None = None  # on its nodes, an estimate
 
 
 def compose_points(
     loader: ConfigLoader, master: DictConfig, job_overrides: Sequence[Sequence[str]], first_index: int
 ) -> list[Point]:
-    """Every point of the sweep. Raises UserError for the first one that is no valid run."""
+    """Every point of the sweep. Raises UserError when any is no valid run, and names all that are not."""
     setup_globals()
     outer = HydraConfig.instance().cfg
+    points: list[Point] = []
+    problems: list[tuple[int, Sequence[str], str]] = []
     try:
-        return [_compose(loader, master, overrides, first_index + i) for i, overrides in enumerate(job_overrides)]
+        for index, overrides in enumerate(job_overrides, first_index):
+            try:
+                points.append(_compose(loader, master, overrides, index))
+            except UserError as error:
+                problems.append((index, filter_overrides(overrides), str(error)))
     finally:
         HydraConfig.instance().cfg = outer
+    if problems:
+        raise UserError(refusal(problems, len(job_overrides)))
+    return points
 
 
 def _compose(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str], index: int) -> Point:
-    composed = loader.load_sweep_config(master, list(overrides))
+    with as_user_error():
+        composed = loader.load_sweep_config(master, list(overrides))
     with open_dict(composed):
         composed.hydra.job.id = str(index)
         composed.hydra.job.num = index
     HydraConfig.instance().set_config(composed)  # what ${hydra:...} in the config refers to
+    config = validate(to_config(composed))
+    plan = prepare(config)
+    speed = plan.tokens_per_s if plan is not None else None
+    gpu_hours, hours = estimate_gpu_hours(config, speed), estimate_hours(config, speed)
+    ceiling_flag(config)
+    shape = job_shape(config)  # what a job script cannot carry is found here, before anything is written
     words = tuple(filter_overrides(overrides))
+    return Point(index, words, composed, config, gpu_hours, shape, config_key(to_plain(config)), hours)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A dry run's answer for one point."""
+
+    planned: PlannedPoint
+    config: Config
+    at_once: int | None  # most runs of the sweep at once; None: no bound
+    most_elements: int | None  # of one array; None: there are no arrays here
+
+
+def previews(points: Sequence[Point]) -> list[Preview]:
+    """What would be submitted of these points, and how they go together."""
+    local = all(point.config.cluster.scheduler == "local" for point in points)
+    throttle = points[0].config.slurm.array_parallelism
+    at_once, most = (1, None) if local else (throttle, _most_elements())  # local runs take turns
+    return [Preview(_planned(point), point.config, at_once, most) for point in points]
+
+
+def _planned(point: Point) -> PlannedPoint:
+    gpus = counted_gpus(point.config)
+    return PlannedPoint(point.index, point.overrides, gpus, point.hours, point.gpu_hours, point.shape)
+
+
+def _most_elements() -> int:
     try:
-        config = validate(to_config(composed))
-        plan = prepare(config)
-        speed = plan.tokens_per_s if plan is not None else None
-        hours = estimate_gpu_hours(config, speed)
-        ceiling_flag(config)
-        shape = job_shape(config)  # what a job script cannot carry is found here, before anything is written
-    except UserError as error:
-        raise UserError(f"point {index} ({' '.join(words)}): {error}") from error
-    return Point(index, words, composed, config, hours, shape, config_key(to_plain(config)))
+        return client.cluster_facts().max_array_size
+    except SlurmError:
+        return SLURMS_MAX_ARRAY_SIZE
+
+
+def show_plan(points: Sequence[Point]) -> None:
+    """The table of points and the whole, for a person."""
+    seen = previews(points)
+    planned = [one.planned for one in seen]
+    print(plan_text(planned, forecast(planned, seen[0].at_once, seen[0].most_elements)), file=sys.stderr)
 
 
 def confirm_points(points: Sequence[Point], yes: bool) -> None:

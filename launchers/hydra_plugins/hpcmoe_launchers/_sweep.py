@@ -23,12 +23,12 @@ from hpcmoe.runs.sweep import SweepDir, SweepPoint, create_sweep
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError, SlurmUnreachable
 from hydra_plugins.hpcmoe_launchers import executor_for
-from hydra_plugins.hpcmoe_launchers._points import Point
+from hydra_plugins.hpcmoe_launchers._points import Point, Preview, previews
 
 
 def preview_points(points: Sequence[Point]) -> list[JobReturn]:
-    """Every point's checked config as its return value; nothing is written."""
-    return [_return(point, point.config, "") for point in points]
+    """What each point would be as its return value; nothing is written."""
+    return [_return(point, preview, "") for point, preview in zip(points, previews(points), strict=True)]
 
 
 def submit_points(points: Sequence[Point], master: DictConfig) -> list[JobReturn]:
@@ -124,7 +124,7 @@ def _not_submitted(runs: Sequence[RunDir], error: UserError, done: int) -> UserE
     return UserError(f"the job is refused: {error}{before}")
 
 
-def _return(point: Point, value: Config | dict[str, Any], directory: str) -> JobReturn:
+def _return(point: Point, value: Preview | dict[str, Any], directory: str) -> JobReturn:
     task_config = OmegaConf.masked_copy(point.composed, [str(key) for key in point.composed if key != "hydra"])
     done = JobReturn(overrides=list(point.overrides), cfg=task_config, hydra_cfg=point.composed, working_dir=directory)
     done.task_name = "hpcmoe"

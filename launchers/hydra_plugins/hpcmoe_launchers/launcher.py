@@ -41,11 +41,11 @@ class HpcmoeLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """One JobReturn a point, COMPLETED when it is submitted; its value: ``{"run_id", "job_id", "run_dir"}``.
 
-        In a dry run nothing is written or submitted, and the value is the point's checked Config.
+        In a dry run nothing is written or submitted, and the value is a Preview of the point.
 
-        Raises UserError, before anything is written, when a point is no valid config of hpcmoe.
+        Raises UserError, before anything is written, when any point is no valid config of hpcmoe; it names all of these.
         """
-        from hydra_plugins.hpcmoe_launchers._points import compose_points, confirm_points
+        from hydra_plugins.hpcmoe_launchers._points import compose_points, confirm_points, show_plan
         from hydra_plugins.hpcmoe_launchers._sweep import preview_points, submit_points
 
         assert self.config is not None, "Hydra calls setup first"
@@ -53,5 +53,6 @@ class HpcmoeLauncher(Launcher):
         points = compose_points(self.hydra_context.config_loader, self.config, job_overrides, initial_job_idx)
         if self.dry_run:
             return preview_points(points)
+        show_plan(points)
         confirm_points(points, self.yes)
         return submit_points(points, self.config)
