@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcmoe.errors import UserError
+from hpcmoe.locks import file_lock
 from hpcmoe.runs.control import LOCK_WAIT_S, cancel_all, resume
 from hpcmoe.runs.observe import RunView
 from hpcmoe.runs.points import HELD_BACK
 from hpcmoe.runs.results import PointResult
 from hpcmoe.runs.rundir import RunDir
-from hpcmoe.runs.submission import file_lock
 from hpcmoe.runs.sweep import SweepDir
 from hpcmoe.text import many
 
