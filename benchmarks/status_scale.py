@@ -2,7 +2,8 @@
 
 Each run has a dozen attempts, hundreds of checkpoints in its journal and 20,000 lines of metrics, and a job that a recorded-form
 squeue (or, for one in ten, only sacct) answers for. Times are CPU seconds, and ratios to plain reading: opening the same files
-and reading their last 4 KiB, which a busy machine slows as much. Exit code 1 when a limit is passed.
+and reading their last 4 KiB, which a busy machine slows as much. "first": nothing is remembered of the journals. Exit code 1
+when a limit is passed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from hpcmoe.runs import gist  # noqa: E402
 from hpcmoe.runs.glance import Glancer, glance  # noqa: E402
 from hpcmoe.runs.observe import observe  # noqa: E402
 from hpcmoe.runs.registry import list_runs  # noqa: E402
@@ -167,6 +169,8 @@ def commands(root: Path) -> int:
 
 def plain_reading(root: Path) -> None:
     for name in os.listdir(root / "runs"):
+        if name.startswith("."):
+            continue
         for file in ("events.jsonl", "metrics.jsonl"):
             fd = os.open(root / "runs" / name / file, os.O_RDONLY)
             os.pread(fd, 4096, max(0, os.fstat(fd).st_size - 4096))
@@ -185,6 +189,10 @@ def measure(root: Path, count: int, rounds: int) -> dict[str, dict[str, float]]:
         states = done.stdout.count("RUNNING"), done.stdout.count("STOPPED")
         assert states == (count - len(range(0, count, 10)), len(range(0, count, 10))), states
 
+    def first_status() -> None:
+        (root / "runs" / gist.FILE).unlink(missing_ok=True)
+        status()
+
     def poll(glancer: Glancer) -> None:
         now = time.time()
         views = observe(glancer.read_all(list_runs(root / "runs")), now)
@@ -193,6 +201,7 @@ def measure(root: Path, count: int, rounds: int) -> dict[str, dict[str, float]]:
     old = Glancer()
     works: dict[str, Callable[[], object]] = {
         PLAIN: lambda: plain_reading(root),
+        "first status": first_status,
         "hpcmoe status": status,
         "status --json": lambda: status("--json"),
         "first poll": lambda: poll(Glancer()),

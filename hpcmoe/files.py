@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 
 def write_atomic(path: Path, text: str) -> None:
     """Replace ``path`` with ``text`` so that a reader or a crash sees the old file or the new one, never a part."""
+    import tempfile  # here, since most commands write no file
+
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, tmp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     if not args.interval >= LEAST_INTERVAL_S:
         raise UserError(f"--interval {args.interval:g}: at least {LEAST_INTERVAL_S:g} s, so that Slurm is left in peace")
     named = [find_run(word) for word in args.runs]
-    board = Board(lambda: named or run_dirs(runs_root()))
+    board = Board(lambda: named or run_dirs(runs_root()), None if named else runs_root())
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if args.json and not args.once and terminal:
         raise UserError("--json goes with --once: a live view is not a document")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from hpcmoe.runs.glance import Glance, Glancer, glance
@@ -37,9 +38,10 @@ class Line:
 class Board:
     """Polls as often as it is told to: one squeue; one sacct when a job has gone from it; once a minute the queue's order."""
 
-    def __init__(self, runs: Callable[[], Sequence[RunDir]]) -> None:
+    def __init__(self, runs: Callable[[], Sequence[RunDir]], root: Path | None = None) -> None:
+        """``root``: where they lie, for what is remembered there."""
         self._runs = runs  # asked at every poll: runs come and go
-        self._glancer = Glancer()
+        self._glancer = Glancer(root)
         self._accounted: dict[str, tuple[float, JobView]] = {}
         self._places: dict[str, QueuePlace] = {}
         self._placed_at = 0.0

@@ -73,21 +73,20 @@ def due(view: RunView, now: float, stall_s: float) -> Notice | None:
 
 
 def _last_sign(record: Record) -> float:
-    told = [float(event["t"]) for event in record.events if event["event"] != "notified"]
-    return max([*told, float((record.last_line or {}).get("t") or 0.0)])
+    return max(record.gist.sign, float((record.last_line or {}).get("t") or 0.0))
 
 
 def _stall(view: RunView, now: float, stall_s: float) -> Notice | None:
     """No step for too long: since the newest one, or since the attempt started."""
     record = view.record
-    started = next((event for event in reversed(record.events) if event["event"] == "attempt_started"), None)
-    if started is None or not record.steps_seen:
+    if record.gist.started is None or not record.steps_seen:
         return None
     line = record.last_line or {}
-    since = max(float(started["t"]), float(line.get("t") or 0.0))
+    attempt, started = record.gist.started
+    since = max(started, float(line.get("t") or 0.0))
     if now - since < stall_s:
         return None
-    step, attempt = line.get("step", 0), started.get("attempt")
+    step = line.get("step", 0)
     suspended = "; Slurm has suspended its job" if view.job.state == "SUSPENDED" else ""
     words = (
         f"run {record.run.run_id} runs and has made no step for {(now - since) / 60:.0f} minutes, since step {step}{suspended}"

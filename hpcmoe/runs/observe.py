@@ -64,7 +64,7 @@ def view(record: Record, job: JobView, now: float) -> RunView:
     seen = RunView(record, found.state, found.reason, job, resumable=found.resumable, involuntary=found.involuntary)
     if found.state != "UNKNOWN":
         return seen
-    since = max([event["t"] for event in record.events] + [(record.last_line or {}).get("t", 0.0)]) or now
+    since = max(record.gist.newest, (record.last_line or {}).get("t", 0.0)) or now
     return replace(seen, last_known="RUNNING" if life.open else "QUEUED", unknown_since=since)
 
 
@@ -103,11 +103,10 @@ def _local_job(record: Record) -> JobView:
     """Alive when the process with the recorded pid is the one that was started then."""
     job_id = str(record.job_id)
     ticks = process_start_ticks(local_pid(job_id))
-    known = [event.get("start_ticks") for event in record.events if event.get("job_id") == job_id and event.get("start_ticks")]
-    hosts = [event["host"] for event in record.events if event.get("job_id") == job_id and event.get("host")]
-    if hosts and hosts[-1] != os.uname().nodename:
-        return JobView(reachable=False, problem=f"its processes are on {hosts[-1]}, and this is {os.uname().nodename}")
-    if ticks is not None and (not known or known[-1] == ticks):
+    known, host = record.gist.start_ticks, record.gist.host
+    if host is not None and host != os.uname().nodename:
+        return JobView(reachable=False, problem=f"its processes are on {host}, and this is {os.uname().nodename}")
+    if ticks is not None and known in (None, ticks):
         return JobView(state="RUNNING")
     return JobView(state="FAILED", reason="its processes are gone")
 
@@ -139,22 +138,20 @@ def _users(records: Collection[Record]) -> set[str]:
 
 def _uid(record: Record) -> int:
     """Who submitted the run last: a colleague may have resumed it."""
-    for event in reversed(record.events):
-        if event["event"] == "submitted" and "uid" in event:
-            return int(event["uid"])
-    return record.run.path.stat().st_uid
+    uid = record.gist.uid
+    return record.run.path.stat().st_uid if uid is None else int(uid)
 
 
 def _is_ours(submit: float | None, record: Record) -> bool:
     """Slurm counts its ids anew after a reset, and other clusters count too: a job older than the run is another's."""
-    return submit is None or submit >= float(record.events[0]["t"]) - CLOCK_SKEW_S
+    return submit is None or submit >= (record.gist.first or 0.0) - CLOCK_SKEW_S
 
 
 def _from_accounting(missing: dict[str, Record]) -> dict[str, JobView]:
     """Jobs that squeue no longer lists. Accounting is believed only about ends: its live states are stale by then."""
     if not missing:
         return {}
-    since = min(float(event["t"]) for record in missing.values() for event in record.events) - 3600.0
+    since = min(record.gist.oldest for record in missing.values()) - 3600.0
     try:
         rows = client.sacct(list(missing), since=since)
     except SlurmError as error:

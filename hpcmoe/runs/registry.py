@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import string
 from pathlib import Path
 
@@ -24,6 +23,8 @@ def runs_root() -> Path:
 
 def new_run_id(root: Path) -> str:
     """A short id that is not taken: a letter first, so that it is never mistaken for a Slurm job id."""
+    import secrets  # here, as it brings half of a short command's imports
+
     while True:
         run_id = secrets.choice(_LETTERS) + "".join(secrets.choice(_ALPHABET) for _ in range(ID_LENGTH - 1))
         if run_id not in ("latest", "sweeps") and not (root / run_id).exists():
@@ -38,9 +39,11 @@ def created_at(run: RunDir) -> float:
 
 def run_dirs(root: Path) -> list[RunDir]:
     """Every run below ``root``, in no order."""
-    if not root.is_dir():
+    try:
+        names = os.listdir(root)
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return [RunDir(path) for path in root.iterdir() if not path.name.startswith(".") and (path / "events.jsonl").is_file()]
+    return [RunDir(root / name) for name in names if not name.startswith(".") and os.path.isfile(f"{root}/{name}/events.jsonl")]
 
 
 def list_runs(root: Path) -> list[RunDir]:

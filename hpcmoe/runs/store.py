@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcmoe.files import read_json, write_json
+from hpcmoe.runs.gist import Gist, gist_of
 from hpcmoe.runs.journal import Event, Journal, iter_json_lines, last_json_line, read_journal
 from hpcmoe.runs.life import Life, fold
 from hpcmoe.runs.rundir import RunDir
@@ -19,12 +20,24 @@ from hpcmoe.runs.story import Attempt, attempts_of
 class Record:
     """A run as its directory tells it: the journal at one moment; what is in metrics.jsonl when it is first asked for.
 
-    A long run's metrics take a tenth of a second to read, so tables of many runs ask for ``last_line`` only.
+    A long run's metrics take a tenth of a second to read, its journal a thousandth, so tables of many runs ask for ``last_line`` and
+    ``gist`` only.
     """
 
     run: RunDir
-    events: list[Event]
-    given_metrics: list[dict[str, Any]] | None = None  # None: they are in the run directory
+    given_events: list[Event] | None  # None: they are in the run directory
+    given_metrics: list[dict[str, Any]] | None = None  # likewise
+    given_gist: Gist | None = None  # what is remembered of the journal
+
+    @cached_property
+    def events(self) -> list[Event]:
+        """The journal."""
+        return read_journal(self.run.journal) if self.given_events is None else self.given_events
+
+    @cached_property
+    def gist(self) -> Gist:
+        """What a line of a table needs of the journal."""
+        return gist_of(self.events) if self.given_gist is None else self.given_gist
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -46,7 +59,7 @@ class Record:
     @property
     def planned(self) -> Event:
         """The run's first event; what it was meant to be."""
-        return next((event for event in self.events if event["event"] == "planned"), {})
+        return self.gist.planned
 
     @property
     def steps_seen(self) -> bool:
@@ -57,10 +70,10 @@ class Record:
     def scheduler(self) -> str:
         return str(self.planned.get("scheduler", "slurm"))
 
-    @cached_property
+    @property
     def life(self) -> Life:
         """Where the run stands by its journal."""
-        return fold(self.events)
+        return self.gist.life
 
     @property
     def finished(self) -> Event | None:

@@ -142,7 +142,7 @@ def keep(root: Path, interval_s: float, once: bool, tell: Callable[[Round], None
     with file_lock(root / ".supervise.lock") as mine:
         if not mine:
             return False
-        glancer = Glancer()
+        glancer = Glancer(root)
         while True:
             tell(one_round(root, glancer))
             if once:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcmoe.runs.gist import FILE, MOST_STALE, Gist, gist_of, recall, remember
 from hpcmoe.runs.glance import Glancer, glance, skim
 from hpcmoe.runs.journal import Journal, last_json_line, read_journal
 from hpcmoe.runs.life import JobView
@@ -55,11 +58,74 @@ def test_a_glance_says_what_the_whole_journal_says(events: list[dict[str, Any]],
     data = lines({"event": "planned", "attempt": None, "steps": 60}, *events)
     whole = [json.loads(line) for line in data.splitlines()]
     run = RunDir(Path("/nowhere"))
-    seen = [view(Record(run, events, given_metrics=[]), JobView(job), NOW) for events in (skim(data), whole)]
+    records = [Record(run, None, [], given_gist=as_remembered(gist_of(skim(data)))), Record(run, whole, given_metrics=[])]
+    seen = [view(record, JobView(job), NOW) for record in records]
     assert (seen[0].state, seen[0].reason, seen[0].last_known) == (seen[1].state, seen[1].reason, seen[1].last_known)
     brief, story = glance(seen[0], NOW), seen[1].as_json(NOW)
     assert (brief.attempt_count, brief.gpu_hours) == (len(story["attempts"]), pytest.approx(story["gpu_hours"]))
-    assert seen[0].record.life == seen[1].record.life
+    assert seen[0].record.gist == seen[1].record.gist
+
+
+def as_remembered(gist: Gist) -> Gist:
+    with tempfile.TemporaryDirectory() as folder:
+        remember(Path(folder), {"abc123": ((1, 2, 3), gist)})
+        return recall(Path(folder))["abc123"][1]
+
+
+def many(root: Path, count: int = MOST_STALE + 1) -> list[RunDir]:
+    runs = [RunDir(root / f"r{number:03d}") for number in range(count)]
+    for run in runs:
+        run.path.mkdir()
+        run.journal.write_bytes(lines({"event": "planned", "attempt": None}, {"event": "submitted", "job_id": "7"}))
+    return runs
+
+
+def test_another_process_reads_no_journal_that_stayed_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = many(tmp_path)
+    before = [record.gist for record in Glancer(tmp_path).read_all(runs)]
+    Journal(runs[3].journal).append("rested", state="STOPPED", reason="asked")
+    read: list[bytes] = []
+
+    def skim_and_tell(data: bytes) -> list[dict[str, Any]]:
+        read.append(data)
+        return skim(data)
+
+    monkeypatch.setattr("hpcmoe.runs.glance.skim", skim_and_tell)
+    again = Glancer(tmp_path).read_all(runs)
+    assert len(read) == 1
+    assert [record.gist for record in again[:3] + again[4:]] == before[:3] + before[4:]
+    assert again[3].life.ended is not None
+    assert [event["event"] for event in again[3].events] == ["planned", "submitted", "rested"]
+
+
+def test_what_is_remembered_of_few_runs_is_not_written_and_of_runs_that_are_gone_not_kept(tmp_path: Path) -> None:
+    runs = many(tmp_path)
+    Glancer(tmp_path).read_all(runs[1:])
+    assert not (tmp_path / FILE).exists()
+    Glancer(tmp_path).read_all(runs)
+    shutil.rmtree(runs[0].path)
+    for run in runs[1:]:
+        run.journal.write_bytes(lines({"event": "planned", "attempt": None}))
+    (tmp_path / "else").mkdir()
+    Glancer(tmp_path).read_all([*runs[2:], *many(tmp_path / "else")])
+    assert set(recall(tmp_path)) == {run.run_id for run in runs[1:]}, "those that somebody else looked at, too"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"program": 1, "runs": {}}', '{"runs": 3}'])
+def test_a_file_that_is_not_ours_or_damaged_is_passed_over(text: str, tmp_path: Path) -> None:
+    runs = many(tmp_path)
+    (tmp_path / FILE).write_text(text)
+    assert recall(tmp_path) == {}
+    assert len(Glancer(tmp_path).read_all(runs)) == len(runs)
+    assert len(recall(tmp_path)) == len(runs)
+
+
+def test_where_nothing_can_be_written_all_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hpcmoe.runs.gist.write_atomic", full)
+    assert [record.job_id for record in Glancer(tmp_path).read_all(many(tmp_path))] == ["7"] * (MOST_STALE + 1)
 
 
 def test_of_a_row_of_checkpoints_the_newest_whole_one_is_read() -> None:
@@ -94,7 +160,7 @@ def test_a_second_look_sees_what_was_written_since_and_reads_nothing_else(tmp_pa
     run = run_of(tmp_path, lines({"event": "planned", "attempt": None}))
     glancer = Glancer()
     first = glancer.read(run)
-    assert glancer.read(run).events is first.events
+    assert glancer.read(run).gist is first.gist
     Journal(run.journal).append("submitted", job_id="7")
     assert [event["event"] for event in glancer.read(run).events] == ["planned", "submitted"]
     run.journal.unlink()
