@@ -16,11 +16,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--max-gpu-hours", type=positive, metavar="N", help="a new resilience.max_gpu_hours, counted over all attempts of the run"
     )
+    parser.add_argument(
+        "--take-over",
+        action="store_true",
+        help="of a local run: its processes on another host are gone, although none can see that",
+    )
     parser.add_argument("--wait", action="store_true", help="follow it, and exit with its result")
     add_json(parser)
     args = parser.parse_args(argv)
     run = find_run(args.run)
-    job_id = resume(run, args.max_gpu_hours)
+    job_id = resume(run, args.max_gpu_hours, args.take_over)
     if args.wait:
         return follow(run, as_json=args.json)
     if args.json:

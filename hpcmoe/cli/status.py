@@ -32,9 +32,8 @@ def main(argv: list[str]) -> int:
         parser.error("--certify needs a RUN")
     now = time.time()
     if args.run is None:
-        records = sorted(
-            Glancer(root := runs_root()).read_all(run_dirs(root)), key=lambda record: (created_at(record), record.run.run_id)
-        )
+        root = runs_root()
+        records = sorted(Glancer(root).read_all(run_dirs(root)), key=lambda record: (created_at(record), record.run.run_id))
         glances = [glance(view, now) for view in observe(records, now)]
         print(json.dumps({"runs": [asdict(run) for run in glances]}, indent=2) if args.json else overview(glances, now))
         return 0

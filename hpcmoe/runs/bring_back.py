@@ -20,7 +20,7 @@ from hpcmoe.runs.lifecycle import Decision, Look, Step, react
 from hpcmoe.runs.observe import RunView, observe
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import finish, raw_config, read_record
-from hpcmoe.runs.submission import submission_lock, writer_gone
+from hpcmoe.runs.submission import elsewhere, looked_for, submission_lock, writer_gone
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError
 
@@ -48,12 +48,19 @@ def help_on(seen: RunView, tell: Callable[[Deed], None]) -> bool:
             time.sleep(SECOND_LOOK_S)
         now = observe([read_record(run)])[0]
         decision = _decision(now)
+        if decision is not None and decision.step is Step.LOOK_FOR:
+            if not looked_for(now.record.life):
+                return True
+            now = observe([read_record(run)])[0]  # that took a while
+            decision = _decision(now, looked=decision.token)
         return decision is None or _act(decision, now, tell)
 
 
-def _decision(seen: RunView) -> Decision | None:
+def _decision(seen: RunView, looked: str | None = None) -> Decision | None:
+    """``looked``: the token of the submission whose job has been looked for."""
     life = seen.record.life
-    look = Look(seen.job, time.time(), writer_gone(life, seen.job))
+    known = life.intent is not None and life.intent["token"] == looked
+    look = Look(seen.job, time.time(), writer_gone(life, seen.job), elsewhere(life), known)
     return next(iter(react(life, look, seen.record.run.run_id)[1]), None)
 
 
@@ -103,7 +110,7 @@ def _submit(decision: Decision, seen: RunView, told: Callable[..., None]) -> boo
         return _rest(run, spent, told)
     until = not_before(record.attempts_since_resume, budgets, time.time())
     try:
-        job_id = submit_run(run, config, how="supervisor", until=until, orphan=seen.record.life.intent)
+        job_id = submit_run(run, config, "supervisor", until, seen.record.life.intent, decision.token)
     except UserError as error:
         told("not_submitted", f"stopped ({decision.reason}) and cannot be brought back: {error}", problem=str(error))
         return False

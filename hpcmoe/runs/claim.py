@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from hpcmoe.files import read_json, write_json
+from hpcmoe.runs.elsewhere import job_elsewhere
 from hpcmoe.runs.journal import Journal, read_journal
-from hpcmoe.runs.life import WAITING_STATES
+from hpcmoe.runs.life import WAITING_STATES, fold
 from hpcmoe.runs.place import Place, local_pid, process_start_ticks
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.slurm import client
@@ -30,7 +32,7 @@ def take_claim(run: RunDir, place: Place) -> bool:
         held = _holder(run)
         if held is None or held.get("job_id") == place.job_id:
             break
-        state = _holder_state(held)
+        state = _holder_state(run, held)
         if state is None:
             break
         if state not in LEAVING_STATES or time.monotonic() > deadline:
@@ -65,7 +67,8 @@ def _write_claim(run: RunDir, place: Place, held: dict | None) -> bool:
 
     A free one by an exclusive create; one of a dead job by a line in the journal, of which the first counts.
     """
-    claim = {"job_id": place.job_id, "attempt": place.attempt, "pid": os.getppid(), "ticks": process_start_ticks(os.getppid())}
+    ticks = process_start_ticks(os.getppid())
+    claim = {"job_id": place.job_id, "attempt": place.attempt, "pid": os.getppid(), "ticks": ticks, "host": os.uname().nodename}
     if held == claim:
         return True
     if held is not None:
@@ -99,9 +102,11 @@ def holds_claim(run: RunDir, place: Place) -> bool:
     return isinstance(held, dict) and held.get("attempt") == place.attempt
 
 
-def _holder_state(held: dict) -> str | None:
+def _holder_state(run: RunDir, held: dict) -> str | None:
     """Slurm's state of the job that holds the claim, UNKNOWN where it cannot be asked; None: that job trains no more."""
     job_id = str(held.get("job_id"))
+    if job_id.startswith("local-") and held.get("host", os.uname().nodename) != os.uname().nodename:
+        return _elsewhere(run, held)
     if job_id.startswith("local-"):
         ticks = process_start_ticks(local_pid(job_id))
         return "RUNNING" if ticks is not None and ticks == held.get("ticks", ticks) else None
@@ -110,6 +115,15 @@ def _holder_state(held: dict) -> str | None:
     except SlurmError:
         return UNKNOWN  # blind: assume the worst, which costs a wait and never a run trained twice
     return row.state if row is not None and is_alive(row.state) and row.state not in WAITING_STATES else None
+
+
+def _elsewhere(run: RunDir, held: dict) -> str | None:
+    """Of a local job on another host: as was found when the run was resumed; else as its signs of life say."""
+    events = read_journal(run.journal)
+    if any(event["event"] == "taken_over" and held.get("attempt") in event["attempts"] for event in events):
+        return None
+    life = replace(fold(events), job_id=str(held["job_id"]))
+    return None if job_elsewhere(run, life, str(held["host"])).gone else "RUNNING"
 
 
 def release_claim(run: RunDir, place: Place) -> None:

@@ -64,8 +64,13 @@ def cancel_all(runs: Sequence[RunDir]) -> list[RunView]:
 
 
 def _seen(runs: Sequence[RunDir]) -> list[RunView]:
-    """Raises UserError where Slurm cannot be asked."""
+    """Raises UserError where Slurm cannot be asked, and for local runs of another host: a process id means another one here."""
     views = observe([read_record(run) for run in runs])
+    for seen in views:
+        if seen.job.host is not None:
+            run = seen.record.run
+            how = f"cancel it there, or have it stop with `touch {run.control / 'stop'}`"
+            raise UserError(f"run {run.run_id} is not cancelled: {_where(seen)}; {how}")
     blind = next((view for view in views if not view.job.reachable), None)
     if blind is not None:
         raise UserError(f"run {blind.record.run.run_id} is not cancelled: {blind.job.problem}; try again")
@@ -117,10 +122,11 @@ def _kill_wait_s() -> float:
         return DEFAULT_KILL_WAIT_S
 
 
-def resume(run: RunDir, max_gpu_hours: float | None = None) -> str:
+def resume(run: RunDir, max_gpu_hours: float | None = None, take_over: bool = False) -> str:
     """Submit the run again from its newest checkpoint, as its user wants it; returns the job id.
 
-    ``max_gpu_hours``: a new ceiling over all attempts. Counts of failures start anew.
+    ``max_gpu_hours``: a new ceiling over all attempts. Counts of failures start anew. ``take_over``: the user knows that its
+    processes on another host are gone.
     """
     from hpcmoe.config.freeze import load_frozen
     from hpcmoe.runs.create import being_submitted_text, submit_run
@@ -129,15 +135,26 @@ def resume(run: RunDir, max_gpu_hours: float | None = None) -> str:
         now = see(run)
         if now.state == "COMPLETED":
             raise UserError(f"run {run.run_id} is COMPLETED; there is nothing to resume")
-        if not now.resumable:
+        if now.job.host is not None and not take_over and not now.job.gone:
+            cure = f"if they are gone, `hpcmoe resume {run.run_id} --take-over` continues it here"
+            raise UserError(f"run {run.run_id} is not resumed: {_where(now)}; stop it there; {cure}")
+        if not now.resumable and not (take_over and now.job.host is not None):
             raise UserError(f"run {run.run_id} is {now.state} (job {now.record.job_id}); there is nothing to resume")
         if not mine or being_submitted(now.record.life, now.job, time.time()):
             raise UserError(being_submitted_text(run))
+        token = now.record.life.token(run.run_id)
+        if now.job.host is not None and now.record.finished is None:
+            open_attempts = sorted(now.record.life.open)
+            Journal(run.journal).append("taken_over", job_id=now.record.job_id, host=now.job.host, attempts=open_attempts)
         close_silent_attempts(run, None)
         if max_gpu_hours is not None:
             Journal(run.journal).append("budget_raised", max_gpu_hours=max_gpu_hours)
         with _reopened(run):
-            return submit_run(run, load_frozen(run.config), how="resume", orphan=now.record.life.intent)
+            return submit_run(run, load_frozen(run.config), how="resume", orphan=now.record.life.intent, token=token)
+
+
+def _where(now: RunView) -> str:
+    return now.job.problem or f"its processes are {now.job.reason}"
 
 
 def promote(run: RunDir, rung: int) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -26,8 +27,8 @@ from hpcmoe.runs.registry import new_run_id, runs_root
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import read_record
 from hpcmoe.runs.submission import begin, over
-from hpcmoe.slurm.command import SlurmRejected, SlurmUnreachable
-from hpcmoe.slurm.submit import begin_flag, find_submitted
+from hpcmoe.slurm.command import SlurmError, SlurmRejected, SlurmUnreachable
+from hpcmoe.slurm.submit import begin_flag, find_accounted, find_submitted
 
 
 def create_run(cfg: Config, overrides: list[str], root: Path | None = None) -> RunDir:
@@ -64,19 +65,27 @@ def create_run(cfg: Config, overrides: list[str], root: Path | None = None) -> R
     return RunDir(root / run_id)
 
 
-def submit_run(run: RunDir, cfg: Config, how: str = "submit", until: float | None = None, orphan: Event | None = None) -> str:
+def submit_run(
+    run: RunDir,
+    cfg: Config,
+    how: str = "submit",
+    until: float | None = None,
+    orphan: Event | None = None,
+    token: str | None = None,
+) -> str:
     """Submit the run; returns the job id. A refusal by Slurm is a UserError, and a run that Slurm never took is removed.
 
     ``until``: the job is not to start before (epoch s). ``orphan``: the intent of a submission whose outcome nobody wrote, and
-    whose writer is gone; its job is looked for first, and adopted.
+    whose writer is gone; its job is looked for first, and adopted. ``token``: of the submission that was decided on; where one of
+    that name has been made since, none is.
     """
     try:
-        return _submit_run(run, cfg, how, until, orphan)
+        return _submit_run(run, cfg, how, until, orphan, token)
     finally:
         over()
 
 
-def _submit_run(run: RunDir, cfg: Config, how: str, until: float | None, orphan: Event | None) -> str:
+def _submit_run(run: RunDir, cfg: Config, how: str, until: float | None, orphan: Event | None, token: str | None) -> str:
     make_plugins_importable()
     from hydra_plugins.hpcmoe_launchers import executor_for
 
@@ -87,8 +96,8 @@ def _submit_run(run: RunDir, cfg: Config, how: str, until: float | None, orphan:
             if orphan is not None and orphan.get("task") is not None:
                 # an array's token must not come to stand for one run's job: the other runs of the sweep look for it, too
                 Journal(run.journal).append("submit_refused", reason="Slurm has no such array")
-                orphan = None
-            token = fold(read_journal(run.journal)).token(run.run_id)
+                orphan = token = None
+            token = token or fold(read_journal(run.journal)).token(run.run_id)
             begun = begin(run, token, how, instead_of=orphan["writer"] if orphan is not None else None)
             if not begun:
                 raise UserError(being_submitted_text(run))
@@ -125,7 +134,11 @@ def _adopt(intent: Event, cfg: Config) -> str | None:
     """The job of a submission whose outcome nobody wrote; None when Slurm has none. Raises SlurmUnreachable when it is silent."""
     if cfg.cluster.scheduler != "slurm":
         return None  # a process that was started has journalled its arrival
-    found, task = find_submitted(str(intent["token"])), intent.get("task")
+    token, task = str(intent["token"]), intent.get("task")
+    found = find_submitted(token)
+    if found is None:
+        with contextlib.suppress(SlurmError):  # where there is accounting, it knows a job that the controller has forgotten
+            found = find_accounted(token, float(intent["t"]))
     return found if found is None or task is None else f"{found}_{task}"
 
 

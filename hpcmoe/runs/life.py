@@ -28,6 +28,8 @@ class JobView:
     start: float | None = None  # expected or real, epoch s
     reachable: bool = True  # False: Slurm could not be asked
     problem: str | None = None
+    host: str | None = None  # of a local job on another host than this one (hpcmoe.runs.elsewhere)
+    gone: bool = False  # of such a job: it has given no sign of life for long
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Life:
     stranded: Event | None = None  # the last attempt wanted to come back, and could not from where it was
     intent: Event | None = None  # a submission that was begun, and nobody has written what became of it
     submissions: int = 0  # begun so far; numbers the tokens
+    settled: str | None = None  # token of the submission whose job is known last
     asked: str | None = None  # the token for which a look has already decided to submit
     cancel_requested: bool = False
     refused_at: float = 0.0  # epoch s: Slurm refused a submission last
@@ -129,7 +132,12 @@ def by_user(event: Event | None) -> bool:
 
 
 def _submitting(life: Life, event: Event) -> Life:
-    """Of two that begin at once the first counts; ``instead_of``: the writer of an intent that was found to be an orphan."""
+    """Of two that begin at once the first counts; ``instead_of``: the writer of an intent that was found to be an orphan.
+
+    Also where the first is done already: whoever looked before it began has the same token.
+    """
+    if life.settled is not None and event.get("token") == life.settled:
+        return life
     if life.intent is None:
         return _with(life, intent=event, submissions=life.submissions + 1, asked=None)
     inherits = event.get("instead_of") is not None and event["instead_of"] == life.intent.get("writer")
@@ -138,7 +146,7 @@ def _submitting(life: Life, event: Event) -> Life:
 
 def _submitted(life: Life, event: Event) -> Life:
     job = str(event["job_id"])
-    known = _with(life, jobs=life.jobs | {job}, intent=None, asked=None, refusals=0)
+    known = _with(life, jobs=life.jobs | {job}, intent=None, settled=_settled(life), asked=None, refusals=0)
     if life.ended and not by_user(event):
         return known  # a supervisor's submission met the run's end: that job will find nothing to do
     return _with(
@@ -154,12 +162,22 @@ def _submitted(life: Life, event: Event) -> Life:
     )
 
 
+def _settled(life: Life) -> str | None:
+    return life.settled if life.intent is None else str(life.intent["token"])
+
+
 def _started(life: Life, event: Event) -> Life:
     job, attempt = str(event["job_id"]), event["attempt"]
     lost = job not in life.jobs and life.intent is not None  # the job of a submission whose outcome nobody wrote
     users = lost and by_user(life.intent)
     new = () if attempt in life.attempts else (attempt,)
-    life = _with(life, attempts=life.attempts + new, open=life.open | set(new), jobs=life.jobs | {job})
+    life = _with(
+        life,
+        attempts=life.attempts + new,
+        open=life.open | set(new),
+        jobs=life.jobs | {job},
+        settled=_settled(life) if lost else life.settled,
+    )
     if life.ended and not users:
         return life
     return _with(

@@ -19,6 +19,9 @@ SOON_S = 15.0
 LIFT_AGAIN_S = 60.0
 # Longer than any submission lasts that is still alive: sbatch's tries, and the looks for a lost answer (hpcmoe.slurm.submit).
 SUBMISSION_S = 1800.0
+# Longer than one request to sbatch and the looks for its lost answer. Nobody can say if a writer on another host is alive, but
+# where Slurm answers here it has answered there: one that has written nothing since is gone.
+ORPHAN_S = 300.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0  # after Slurm refused a submission
 
 
@@ -32,6 +35,7 @@ class Step(StrEnum):
     SLURM_BRINGS_BACK = "slurm_brings_back"  # nothing to do: Slurm has requeued the job already
     REST = "rest"  # stays as it is until `hpcmoe resume`
     SUBMIT = "submit"  # from a login node
+    LOOK_FOR = "look_for"  # the job of a submission that another host began, in the queue and in accounting
     LIFT_HOLD = "lift_hold"
 
 
@@ -40,7 +44,7 @@ class Decision:
     step: Step
     state: str | None = None  # FINISH: COMPLETED | FAILED | CANCELLED; REST: STOPPED
     reason: str | None = None
-    token: str | None = None  # SUBMIT: names the submission
+    token: str | None = None  # SUBMIT, LOOK_FOR: names the submission
     look_first: bool = False  # SUBMIT: the job may exist already
     rung: int | None = None  # REST: of its sweep, at which the run has paused and may be promoted
 
@@ -52,6 +56,8 @@ class Look:
     job: JobView
     now: float
     writer_gone: bool = False  # whoever began the last submission is known to be gone
+    elsewhere: bool = False  # it was another host
+    looked_for: bool = False  # queue and accounting have both told twice, MessageTimeout apart, what they know of its job
 
 
 @dataclass(frozen=True)
@@ -104,10 +110,13 @@ def _on_look(life: Life, look: Look, run_id: str) -> tuple[Decision, ...]:
         if life.supervisor_tries >= MOST_TRIES:
             why = f"{now.reason}; {life.supervisor_tries} submissions led to no step"
             return (Decision(Step.REST, "STOPPED", why),)
-        if life.intent is not None and not look.writer_gone and look.now - life.intent["t"] < SUBMISSION_S:
+        orphan = _orphan(life, look)
+        if orphan is False:
             return ()  # somebody is submitting it in this moment
         if life.refusals and look.now < life.refused_at + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (life.refusals - 1)):
             return ()  # a full queue, or a budget that is used up: Slurm is asked again, and ever more seldom
+        if orphan is None:
+            return (Decision(Step.LOOK_FOR, token=life.token(run_id)),)
         return (Decision(Step.SUBMIT, reason=now.reason, token=life.token(run_id), look_first=life.intent is not None),)
     # Only what Slurm delays after a requeue: a job that never ran has its user's own --begin.
     came_back = life.requeued or any(attempt.rpartition(".")[0] == life.job_id for attempt in life.attempts)
@@ -117,6 +126,15 @@ def _on_look(life: Life, look: Look, run_id: str) -> tuple[Decision, ...]:
         lifted = look.now - life.lifted_at < LIFT_AGAIN_S
         return () if put_off or soon or lifted else (Decision(Step.LIFT_HOLD),)
     return ()
+
+
+def _orphan(life: Life, look: Look) -> bool | None:
+    """Whether nobody is at the submission that was begun last. None: that is to be told from what Slurm knows of its job."""
+    if life.intent is None or look.writer_gone or look.now - life.intent["t"] >= SUBMISSION_S:
+        return True
+    if not look.elsewhere or look.now - life.intent["t"] < ORPHAN_S:
+        return False
+    return look.looked_for or None
 
 
 def _on_arrival(life: Life, arrival: Arrival) -> Decision:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hpcmoe.runs.elsewhere import job_elsewhere
 from hpcmoe.runs.life import JobView, standing
 from hpcmoe.runs.place import local_pid, process_start_ticks
 from hpcmoe.runs.store import Record
@@ -105,7 +106,7 @@ def _local_job(record: Record) -> JobView:
     ticks = process_start_ticks(local_pid(job_id))
     known, host = record.gist.start_ticks, record.gist.host
     if host is not None and host != os.uname().nodename:
-        return JobView(reachable=False, problem=f"its processes are on {host}, and this is {os.uname().nodename}")
+        return job_elsewhere(record.run, record.life, host)
     if ticks is not None and known in (None, ticks):
         return JobView(state="RUNNING")
     return JobView(state="FAILED", reason="its processes are gone")

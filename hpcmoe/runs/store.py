@@ -20,8 +20,8 @@ from hpcmoe.runs.story import Attempt, attempts_of
 class Record:
     """A run as its directory tells it: the journal at one moment; what is in metrics.jsonl when it is first asked for.
 
-    A long run's metrics take a tenth of a second to read, its journal a thousandth, so tables of many runs ask for ``last_line`` and
-    ``gist`` only.
+    A long run's metrics take a tenth of a second to read, and its journal a thousandth: tables of many runs ask for ``last_line``
+    and ``gist`` only.
     """
 
     run: RunDir

@@ -15,10 +15,12 @@ from typing import Any
 from hpcmoe.locks import file_lock
 from hpcmoe.runs.journal import Journal, read_journal
 from hpcmoe.runs.life import JobView, Life, fold
-from hpcmoe.runs.lifecycle import SUBMISSION_S
+from hpcmoe.runs.lifecycle import ORPHAN_S, SUBMISSION_S
 from hpcmoe.runs.place import process_start_ticks
 from hpcmoe.runs.rundir import RunDir
+from hpcmoe.slurm.command import SlurmError
 from hpcmoe.slurm.states import is_ended
+from hpcmoe.slurm.submit import find_anywhere
 
 # The writers of what this process is submitting now, by thread. An intent of its own that is not among them came to nothing, for
 # example on a full disk, and must not keep the process that lives on from trying again.
@@ -58,12 +60,35 @@ def writer_gone(life: Life, job: JobView) -> bool:
     writer = str(life.intent.get("writer", "::"))
     host, pid, ticks = writer.split(":")[:3]
     if host != os.uname().nodename:
-        return False
+        return False  # see ``elsewhere``
     if str(process_start_ticks(int(pid))) != ticks:
         return True
     return int(pid) == os.getpid() and writer not in _UNDER_WAY.values()
 
 
+def elsewhere(life: Life) -> bool:
+    """Whether it was another host, of whose processes nobody here can say that they live."""
+    writer = "" if life.intent is None or life.intent.get("attempt") is not None else str(life.intent.get("writer", ""))
+    return writer.count(":") >= 2 and writer.split(":")[0] != os.uname().nodename
+
+
 def being_submitted(life: Life, job: JobView, now: float) -> bool:
     """Somebody, who may be alive, is submitting the run in this moment."""
-    return life.intent is not None and now - life.intent["t"] < SUBMISSION_S and not writer_gone(life, job)
+    if life.intent is None or now - life.intent["t"] >= SUBMISSION_S or writer_gone(life, job):
+        return False
+    if not elsewhere(life) or now - life.intent["t"] < ORPHAN_S:
+        return True
+    return not looked_for(life)
+
+
+def looked_for(life: Life) -> bool:
+    """Have Slurm's queue and accounting say what they know of the job that was begun last. False: they do not say.
+
+    What they say is read again by whoever submits (hpcmoe.runs.create).
+    """
+    assert life.intent is not None
+    try:
+        find_anywhere(str(life.intent["token"]), float(life.intent["t"]))
+    except SlurmError:
+        return False
+    return True

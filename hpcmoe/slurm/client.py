@@ -23,7 +23,7 @@ from hpcmoe.slurm.facts import (
     read_jobs,
     read_queue,
 )
-from hpcmoe.slurm.parse import SEPARATOR, format_duration, format_timestamp
+from hpcmoe.slurm.parse import SEPARATOR, format_duration, format_timestamp, parse_rows
 from hpcmoe.slurm.places import WAITING_FORMAT, QueuePlace, places_among
 
 # When the processes of a requeued job are gone, Slurm sets StartTime to cred_expire + 1 s ahead, unless it is in the future
@@ -68,6 +68,7 @@ __all__ = [
     "show_job",
     "squeue",
     "start_soon",
+    "submit_lines",
 ]
 
 
@@ -122,6 +123,17 @@ def sacct(job_ids: Sequence[str], since: float, name: str | None = None) -> list
     which = ids if len(ids) <= MOST_IDS else _arrays(ids)
     out = run_or_reject([*_SACCT, f"--jobs={','.join(which)}", f"--starttime={format_timestamp(since)}"])
     return [row for row in read_accounting(out) if (row.submit or 0.0) >= since and name in (None, row.name)]
+
+
+def submit_lines(user: str, since: float) -> list[tuple[str, str]]:
+    """Ids of the jobs of ``user`` since then (epoch s), each with the command line that submitted it."""
+    out = run_or_reject(
+        [
+            *("sacct", "--allocations", "--noheader", "--parsable2", f"--delimiter={SEPARATOR}", f"--user={user}"),
+            *(f"--starttime={format_timestamp(since)}", "--format=JobID,SubmitLine"),
+        ]
+    )
+    return [(job_id, line) for job_id, line in parse_rows(out, 2)]
 
 
 def show_job(job_id: str) -> JobFacts | None:

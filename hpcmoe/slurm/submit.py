@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,6 +92,28 @@ def find_submitted(token: str) -> str | None:
             if time.monotonic() - first_no >= LOOK_AGAIN_AFTER_S:
                 return None
         time.sleep(LOOK_EVERY_S)
+
+
+def find_anywhere(token: str, since: float) -> str | None:
+    """The id of the job that carries ``token``, for whoever did not submit it; None when queue and accounting have both said
+    twice, MessageTimeout apart, that there is none. ``since``: it was not submitted before (epoch s).
+
+    Raises SlurmError when one of them does not say so.
+    """
+    pause = max(LOOK_AGAIN_AFTER_S, client.cluster_facts().message_timeout_s)
+    for wait in (pause, 0.0):
+        found = job_with_token(token, client.queue_of_user(getpass.getuser())) or find_accounted(token, since)
+        if found is not None:
+            return found
+        time.sleep(wait)
+    return None
+
+
+def find_accounted(token: str, since: float) -> str | None:
+    """The id of the job that carries ``token`` by accounting, which forgets nothing for days. Raises SlurmError."""
+    lines = client.submit_lines(getpass.getuser(), since - client.LAG_S)
+    mark = re.compile(rf"(?<![\w-]){re.escape(token_mark(token))}(?![\w-])")
+    return next((job_id.partition("_")[0] for job_id, line in lines if mark.search(line)), None)
 
 
 def job_with_token(token: str, rows: dict[str, QueueRow]) -> str | None:

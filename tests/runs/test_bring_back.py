@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import shlex
 import threading
 import time
 from pathlib import Path
@@ -18,6 +20,7 @@ from hpcmoe.errors import UserError
 from hpcmoe.runs.bring_back import Deed, help_on
 from hpcmoe.runs.control import resume
 from hpcmoe.runs.journal import Journal, read_journal
+from hpcmoe.runs.lifecycle import ORPHAN_S
 from hpcmoe.runs.observe import observe
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import read_record, result_state
@@ -157,6 +160,48 @@ def test_while_another_host_submits_it_it_is_left_alone(slurm: FakeSlurm, tmp_pa
     assert help_it(run) == []
     with pytest.raises(UserError, match="being submitted by another process"):
         resume(run)
+    assert slurm.calls("sbatch") == []
+
+
+ANOTHER_HOST_S = ORPHAN_S + 10.0  # ago
+
+
+def begun_elsewhere(run: RunDir) -> None:
+    intent = {"event": "submitting", "attempt": None, "token": "run7-1", "how": "supervisor", "writer": "login9:12:34:a"}
+    with run.journal.open("a") as journal:
+        journal.write(json.dumps({"t": time.time() - ANOTHER_HOST_S, **intent}) + "\n")
+
+
+def test_what_another_host_left_begun_is_made_again_once_queue_and_accounting_know_no_job_of_it(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    run = stopped_run(tmp_path)
+    begun_elsewhere(run)
+    slurm.answers("scontrol", "MessageTimeout          = 1 sec\n")
+    assert help_it(run)[0]["job_id"] == "41"
+    assert "--comment=hpcmoe:run7-1" in slurm.calls("sbatch")[0]
+    assert sum("SubmitLine" in call for call in slurm.calls("sacct")) >= 2
+
+
+def test_while_accounting_is_silent_nobody_can_say_what_became_of_it(slurm: FakeSlurm, tmp_path: Path) -> None:
+    run = stopped_run(tmp_path)
+    begun_elsewhere(run)
+    slurm.answers("scontrol", "MessageTimeout          = 1 sec\n")
+    slurm.runs("sacct", 'case "$*" in *SubmitLine*) echo "sacct: error: Problem talking to the database" >&2; exit 1;; esac')
+    assert help_it(run) == []
+    with pytest.raises(UserError, match="being submitted by another process"):
+        resume(run)
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_job_that_the_controller_has_forgotten_is_found_in_accounting_and_adopted(slurm: FakeSlurm, tmp_path: Path) -> None:
+    run = stopped_run(tmp_path)
+    begun_elsewhere(run)
+    slurm.answers("scontrol", "MessageTimeout          = 1 sec\n")
+    line = SEPARATOR.join(["40", "sbatch --parsable --comment=mine hpcmoe:run7-1 /runs/run7/sbatch/attempt.sh"])
+    other = SEPARATOR.join(["39", "sbatch --parsable --comment=hpcmoe:run7-10 /runs/run7/sbatch/attempt.sh"])
+    slurm.runs("sacct", f"case \"$*\" in *SubmitLine*) printf '%s\\n' {shlex.quote(other)} {shlex.quote(line)};; esac")
+    assert help_it(run)[0]["job_id"] == "40"
     assert slurm.calls("sbatch") == []
 
 

@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 from hpcmoe.runs.ending import Cause, Ending, cause_of
 from hpcmoe.runs.journal import Event
 from hpcmoe.runs.life import JobView, Life, fold, standing, step
-from hpcmoe.runs.lifecycle import MOST_TRIES, SUBMISSION_S, Arrival, Decision, Departure, Happening, Look, Step, decide, react
+from hpcmoe.runs.lifecycle import (
+    MOST_TRIES,
+    ORPHAN_S,
+    SUBMISSION_S,
+    Arrival,
+    Decision,
+    Departure,
+    Happening,
+    Look,
+    Step,
+    decide,
+    react,
+)
 from hpcmoe.slurm.states import ALIVE, ENDED
 
 NOW = 1_000_000.0
@@ -72,7 +84,7 @@ views = st.builds(
     start=st.sampled_from([None, NOW, NOW + 90]),
     reachable=st.booleans(),
 )
-looks = st.builds(Look, views, st.floats(NOW, NOW + 2 * SUBMISSION_S), st.booleans())
+looks = st.builds(Look, views, st.floats(NOW, NOW + 2 * SUBMISSION_S), st.booleans(), st.booleans(), st.booleans())
 endings = st.builds(
     Ending,
     now=st.just(NOW),
@@ -185,7 +197,29 @@ def test_after_a_supervisor_that_was_killed_while_submitting_the_next_one_looks_
     for decision in react(life, look)[1]:
         if decision.step is Step.SUBMIT:
             assert (decision.token, decision.look_first) == ("run-77", True)
-            assert look.writer_gone or look.now - NOW >= SUBMISSION_S
+            old = look.elsewhere and look.looked_for and look.now - NOW >= ORPHAN_S
+            assert look.writer_gone or look.now - NOW >= SUBMISSION_S or old
+
+
+@given(st.lists(lines, max_size=15), looks)
+def test_the_submission_of_another_host_is_made_anew_only_when_it_is_old_and_slurm_has_told_of_its_job(
+    story: list[Event], look: Look
+) -> None:
+    orphan = event("submitting", how="supervisor", token="run-77", writer="login9:1:1:a")
+    look = replace(look, writer_gone=False, elsewhere=True)
+    for decision in react(replace(fold([*story, event("submit_refused"), orphan]), refusals=0), look)[1]:
+        if decision.step in (Step.SUBMIT, Step.LOOK_FOR):
+            assert decision.token == "run-77"
+            assert look.now - NOW >= ORPHAN_S
+            assert decision.step is Step.LOOK_FOR or look.looked_for or look.now - NOW >= SUBMISSION_S
+            assert decision.step is Step.LOOK_FOR or decision.look_first
+
+
+@given(st.lists(lines, max_size=15), st.sampled_from(["supervisor", "resume", "successor"]))
+def test_who_decided_to_submit_before_another_had_done_so_comes_too_late(story: list[Event], how: str) -> None:
+    life = fold([*story, event("submit_refused"), event("submitting", token="run-77", writer="a"), submitted("8", how)])
+    late = step(life, event("submitting", token="run-77", how=how, writer="b"))
+    assert late == life
 
 
 @given(st.lists(lines, max_size=15), views)
