@@ -57,7 +57,7 @@ def test_a_run_of_a_sweep_is_helped_while_an_earlier_one_still_runs(
     long, stranded = submitted(tmp_path, "long", "7_0"), submitted(tmp_path, "stranded", "7_1")
     queue |= {"7_0": "RUNNING", "7_1": "FAILED"}
 
-    def submit_run(run: RunDir, config: Any, how: str, until: float | None, orphan: Any) -> str:
+    def submit_run(run: RunDir, config: Any, how: str, until: float | None, orphan: Any, token: str | None) -> str:
         assert (run.run_id, how, until, orphan) == ("stranded", "supervisor", None, None)
         finish(stranded, "COMPLETED", None)
         finish(long, "COMPLETED", None)
