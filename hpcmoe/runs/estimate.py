@@ -41,11 +41,12 @@ def estimate_hours(config: Config, tokens_per_s: float | None) -> float | None:
     None: neither a speed nor a time limit is known.
     """
     gpus, ceiling = counted_gpus(config), config.resilience.max_gpu_hours
+    limit = None if config.slurm.time is None else parse_duration(config.slurm.time)
     if tokens_per_s:
         tokens = config.train.steps * config.train.global_batch_tokens
         found: float | None = tokens / (tokens_per_s * config.world_size) / HOUR_S
     else:
-        found = None if config.slurm.time is None else parse_duration(config.slurm.time) / HOUR_S
+        found = None if limit is None else limit / HOUR_S
     if found is None or ceiling is None or gpus == 0:
         return found
     return min(found, ceiling / gpus)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hpcmoe.runs.journal import last_json_line
 
+TAIL_BYTES = 1 << 12
 RECENT_BYTES = 1 << 16  # about 130 steps: enough for a median that no slow step moves
 _NUMBER = rb"(-?[0-9][-+0-9.eE]*)"
 # Not numbers that somebody would compare runs by.
@@ -93,13 +94,19 @@ def _standing(data: bytes, attempts: Sequence[str]) -> list[bytes]:
     for start, end in reversed(list(zip(starts, [*starts[1:], len(data)], strict=True))):
         piece = data[start:end]
         first = _STEP.search(piece)
-        if limit is not None:
+        if limit is not None and _last_step(piece) >= limit:
             again = next((match for match in _STEP.finditer(piece) if int(match[1]) >= limit), None)
             piece = piece[: piece.rfind(b"\n", 0, again.start()) + 1] if again else piece
         kept.insert(0, piece)
         if first is not None:
             limit = int(first[1]) if limit is None else min(limit, int(first[1]))
     return kept
+
+
+def _last_step(piece: bytes) -> int:
+    """Of an attempt's lines; its steps ascend, and its last line may be torn. 0: they have none."""
+    steps = _STEP.findall(piece, max(0, len(piece) - TAIL_BYTES))
+    return int(steps[-1]) if steps else 0
 
 
 def _first_line_of(data: bytes, attempt: str) -> int | None:

@@ -50,6 +50,12 @@ def test_a_number_that_was_torn_is_no_number() -> None:
     assert figures_among(data_of([line(1, "7.0", 15.25)], torn), ["loss"])["loss"].lowest == 15.25
 
 
+def test_steps_that_were_done_again_are_told_though_the_first_try_ended_inside_a_line() -> None:
+    first = data_of([line(1, "7.0", 9.0), line(2, "7.0", 1.0)], '{"step": 3, "loss": 0.5, "atte')
+    again = b"\n" + data_of([line(2, "7.1", 4.0), line(3, "7.1", 5.0)])
+    assert figures_among(first + again, ["loss"], ["7.0", "7.1"]) == {"loss": Figure(5.0, 4.0, 9.0)}
+
+
 def test_words_of_a_log_are_not_taken_for_figures() -> None:
     lines = [line(1, "7.0", 2.5, skipped='"loss": 1.0, and "attempt": "7.1"'), line(2, "7.0", 2.25)]
     assert figures_among(data_of(lines), ["loss"], ["7.0", "7.1"]) == {"loss": Figure(2.25, 2.25, 2.5)}
