@@ -19,6 +19,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,11 +172,11 @@ def compare(testbed: Testbed, user: str | None, steps: int, interval: int, strik
     losses: set[tuple[int, float]] = set()
     print(f"{steps} steps, a checkpoint every {interval}, preempted after {', '.join(map(str, strikes))} steps of an attempt")
     for preemption, partition in PARTITIONS.items():
-        own: Trial | None = None
-        for way in (HPCMOE, SCRIPT, SUBMITIT):
-            trial = place.hpcmoe(partition) if own is None else place.plain(way, partition, own.run_dir / "config.yaml")
-            own = own or trial
-            trial.see_through(strikes)
+        own = place.hpcmoe(partition)
+        trials = {HPCMOE: own} | {way: place.plain(way, partition, own.run_dir / "config.yaml") for way in (SCRIPT, SUBMITIT)}
+        with ThreadPoolExecutor(len(trials)) as pool:  # at the same time, on a node each: all find the same machine
+            list(pool.map(lambda trial: trial.see_through(strikes), trials.values()))
+        for way, trial in trials.items():
             metrics = trial.metrics()
             results.append(result_of(way, preemption, metrics, steps))
             losses |= {(line["step"], line["loss"]) for line in metrics}
