@@ -27,7 +27,7 @@ def point_views(sweep: SweepDir, glancer: Glancer | None = None, now: float | No
     now = time.time() if now is None else now
     points = sweep.read_points()
     runs = {point.result_run: sweep.run(point.result_run) for point in points}
-    records = (glancer or Glancer()).read_all(run for run in runs.values() if run.path.is_dir())
+    records = (glancer or Glancer(sweep.root)).read_all(run for run in runs.values() if run.path.is_dir())
     views = {view.record.run.run_id: view for view in observe(records, now)}
     held = {index: event for event in sweep.read_events() if event["event"] == "held_back" for index in event.get("points") or ()}
     return [_view(point, views.get(point.result_run), held.get(point.index, {}).get("reason")) for point in points]

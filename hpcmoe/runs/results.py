@@ -168,7 +168,7 @@ def upwards(figure: str, highest: bool) -> bool:
 def look(sweep: SweepDir, glancer: Glancer | None = None) -> Results:
     """Every point as it is now, without figures: one look at Slurm, and no more of the metrics than their last lines."""
     now = time.time()
-    return Results(sweep, tuple(_result(seen, now) for seen in point_views(sweep, glancer or Glancer(), now)))
+    return Results(sweep, tuple(_result(seen, now) for seen in point_views(sweep, glancer or Glancer(sweep.root), now)))
 
 
 def _result(seen: PointView, now: float) -> PointResult:
@@ -205,8 +205,7 @@ def _figures(record: Record, best: str | None, highest: bool) -> dict[str, float
     own = record.planned.get("engine") != "command"
     shown = [name for name in (OWN_FIGURES if own else figure_names(metrics)) if name not in TAKEN]
     names = list(dict.fromkeys([*shown, *([best] if best else [])]))
-    attempts = [str(event["attempt"]) for event in record.events if event["event"] == "attempt_started"]
-    found = read_figures(metrics, names, attempts) if line else {}
+    found = read_figures(metrics, names, list(record.gist.held)) if line else {}
     cells: dict[str, float | None] = {}
     for name in names:
         figure = found.get(name)

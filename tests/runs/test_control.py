@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcmoe.errors import UserError
-from hpcmoe.runs.control import cancel
+from hpcmoe.runs.control import cancel, cancel_all
 from hpcmoe.runs.journal import Journal, read_journal
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.slurm import client
@@ -54,3 +54,51 @@ def test_nothing_is_cancelled_or_written_while_slurm_cannot_be_asked(
         cancel(run)
     assert cancelled == []
     assert "cancel_requested" not in [event["event"] for event in read_journal(run.journal)]
+
+
+def row(job_id: str, state: str) -> QueueRow:
+    return QueueRow(job_id, state, "None", time.time(), None, None, 1, "n1", "me", "hpcmoe", "")
+
+
+def test_many_runs_are_cancelled_with_one_command_and_those_that_are_over_are_left_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [RunDir(tmp_path / f"run00{number}") for number in range(4)]
+    for number, run in enumerate(runs):
+        run.path.mkdir()
+        Journal(run.journal).append("planned", run_id=run.run_id, scheduler="slurm", steps=60)
+        if number < 3:
+            Journal(run.journal).append("submitted", job_id=f"7_{number}", how="sweep")
+    Journal(runs[0].journal).append("finished", state="COMPLETED", reason=None)
+    queue = {"7_1": row("7_1", "RUNNING"), "7_2": row("7_2", "PENDING")}
+    commands: list[list[str]] = []
+
+    def scancel(ids: list[str]) -> None:
+        commands.append(ids)
+        queue.clear()
+
+    monkeypatch.setattr(client, "cancel", scancel)
+    monkeypatch.setattr(client, "squeue", lambda ids: dict(queue))
+    monkeypatch.setattr(client, "sacct", lambda ids, since: [])
+    assert [view.state for view in cancel_all(runs)] == ["COMPLETED", "CANCELLED", "CANCELLED", "CANCELLED"]
+    assert commands == [["7_1", "7_2"]]
+    asked = [any(event["event"] == "cancel_requested" for event in read_journal(run.journal)) for run in runs]
+    assert asked == [False, True, True, True], "the run that waits for room is cancelled before it has a job"
+
+
+def test_a_controller_that_falls_silent_after_the_request_leaves_the_runs_open(
+    run: RunDir, cancelled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [{"7": row("7", "RUNNING")}, {"7": row("7", "RUNNING")}]  # to `cancel`, and to its look before the request
+
+    def squeue(ids: list[str]) -> dict[str, QueueRow]:
+        if not answers:
+            raise SlurmUnreachable("no answer")
+        return answers.pop()
+
+    monkeypatch.setattr(client, "squeue", squeue)
+    with pytest.raises(UserError, match="not cancelled: no answer"):
+        cancel(run)
+    events = [event["event"] for event in read_journal(run.journal)]
+    assert "cancel_requested" in events
+    assert "finished" not in events, "its job may still run"
