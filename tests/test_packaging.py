@@ -97,7 +97,7 @@ def test_a_run_can_be_planned_from_any_directory(way: str, cluster: str, install
 @pytest.mark.parametrize("way", WAYS)
 def test_the_launcher_is_found(way: str, installed: Install, tmp_path: Path) -> None:
     document = json.loads(hpcmoe(way, installed, tmp_path, "submit", "-m", "train.seed=0,1", "--dry-run", "--json"))
-    assert [run["config"]["train"]["seed"] for run in document["runs"]] == [0, 1]
+    assert [run["config"]["train"]["seed"] for run in document["points"]] == [0, 1]
 
 
 def test_the_wheel_puts_nothing_else_at_the_top_level(wheel: Path) -> None:
