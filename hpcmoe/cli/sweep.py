@@ -54,6 +54,7 @@ def _parser() -> Parser:
     _add_results(verb("results", _results, "a table of all points: overrides, state, figures, GPU-hours"))
     cancel = verb("cancel", _cancel, "end its runs for good and start no more; what they have saved stays")
     resume = verb("resume", _resume, "continue its runs that stopped, were cancelled, failed or were lost")
+    resume.epilog = "Runs that the sweep's early stopping has paused stay so, unless a filter is given and leaves them."
     for sub in (cancel, resume):
         _add_filter(sub)
     throttle = verb("throttle", _throttle, "change how many of its runs may run at once")
@@ -184,7 +185,10 @@ def _resume(args: argparse.Namespace) -> int:
     from hpcmoe.runs.sweep_control import resume_points
 
     sweep = find_sweep(args.sweep)
-    done = resume_points(sweep, _chosen(look(sweep), args).points)
+    chosen = _chosen(look(sweep), args).points
+    if not args.filter:
+        chosen = tuple(each for each in chosen if not each.paused)
+    done = resume_points(sweep, chosen)
     if args.json:
         print(json.dumps({"sweep_id": sweep.sweep_id, **done.as_json()}, indent=2))
     else:

@@ -49,6 +49,11 @@ class PointResult:
         return self.seen.state
 
     @property
+    def paused(self) -> bool:
+        """By the sweep's early stopping; it may be promoted yet."""
+        return self.seen.view is not None and self.seen.view.record.life.paused_at is not None
+
+    @property
     def settings(self) -> dict[str, Value]:
         """The point's overrides as column -> cell."""
         return settings_of(self.seen.point.overrides)

@@ -92,7 +92,8 @@ def forecast_lines(told: Forecast) -> list[str]:
     how = f" in {many(told.arrays, 'array')}" if told.arrays else ""
     skipped = f"; {told.skipped} more skipped, as their results are there" if told.skipped else ""
     unknown = f" and those of {many(told.gpu_hours_unknown, 'point')}, which are not known" if told.gpu_hours_unknown else ""
-    first = f"{many(told.points, 'run')}{how}, about {told.gpu_hours:,.1f} GPU-hours{unknown}{skipped}"
+    hours = f"about {told.gpu_hours:,.1f} GPU-hours{unknown}" if told.gpu_hours or unknown else "no GPUs are counted here"
+    first = f"{many(told.points, 'run')}{how}, {hours}{skipped}"
     if not told.points:
         return [first]
     bound = "all at once" if told.at_once is None or told.at_once >= told.points else f"{told.at_once} at once"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hpcmoe.cli import main as front
+from hpcmoe.errors import UserError
 from hpcmoe.runs.sweep import SweepPoint
 from tests.runs.sweeps import finished, planned, small_sweep, steps, write_run, write_sweep
 
@@ -180,3 +181,24 @@ def test_numbers_too_small_for_four_digits_are_shown(root: Path, capsys: Capture
     write_run(root, "ffffff", planned(), metrics=steps([0.00001234], "7"))
     write_sweep(root, [SweepPoint(0, (), "k", "ffffff")], "tiny00")
     assert "1.234e-05" in said(capsys, "results", "tiny00")
+
+
+def test_a_resume_leaves_what_early_stopping_has_paused_unless_it_is_asked_for(
+    root: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpcmoe.runs import sweep_control
+
+    rested = {"event": "rested", "state": "STOPPED", "reason": "paused at rung 1", "rung": 1}
+    write_run(root, "gggggg", planned(), {"event": "submitted", "job_id": "7"}, rested)
+    write_run(root, "hhhhhh", planned(), {"event": "submitted", "job_id": "8"}, {**rested, "reason": "asked", "rung": None})
+    write_sweep(root, [SweepPoint(0, (), "k", "gggggg"), SweepPoint(1, (), "l", "hhhhhh")], "halved")
+    asked: list[list[int]] = []
+
+    def resume(sweep: object, points: Any) -> Any:
+        asked.append([each.index for each in points])
+        raise UserError("that is all")
+
+    monkeypatch.setattr(sweep_control, "resume_points", resume)
+    said(capsys, "resume", "halved", code=2)
+    said(capsys, "resume", "halved", "--filter", "point=0", code=2)
+    assert asked == [[1], [0]]

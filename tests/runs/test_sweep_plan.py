@@ -58,9 +58,11 @@ def test_what_is_not_known_is_said_and_not_counted() -> None:
         "2 runs in 1 array, about 16.0 GPU-hours and those of 1 point, which are not known",
         "longest path, all at once: at least 2h00m, as the time of 1 point is not known; waiting in the queue not counted",
     ]
-    none = points(None)
+    none = points(None, gpus=0)
     assert (
         plan_text(none, forecast(none, None, 1000)).splitlines()[-1].endswith("neither a speed is on record nor slurm.time given")
+    free = [PlannedPoint(0, (), 0, 1.0, 0.0, "one")]
+    assert plan_text(free, forecast(free, 1, None)).splitlines()[1] == "1 run, no GPUs are counted here"
     )
 
 
