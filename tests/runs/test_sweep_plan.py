@@ -59,11 +59,11 @@ def test_what_is_not_known_is_said_and_not_counted() -> None:
         "longest path, all at once: at least 2h00m, as the time of 1 point is not known; waiting in the queue not counted",
     ]
     none = points(None, gpus=0)
-    assert (
-        plan_text(none, forecast(none, None, 1000)).splitlines()[-1].endswith("neither a speed is on record nor slurm.time given")
+    last = plan_text(none, forecast(none, None, 1000)).splitlines()[-1]
+    assert last.endswith("neither a speed is on record nor slurm.time given")
     free = [PlannedPoint(0, (), 0, 1.0, 0.0, "one")]
-    assert plan_text(free, forecast(free, 1, None)).splitlines()[1] == "1 run, no GPUs are counted here"
-    )
+    assert plan_text(free, forecast(free, 1, None)).splitlines()[1] == "0      -     1h00m  0.0"
+    assert "1 run, no GPUs are counted here" in plan_text(free, forecast(free, 1, None)).splitlines()
 
 
 def test_a_long_table_is_cut_with_a_line_that_says_how_many_more() -> None:
