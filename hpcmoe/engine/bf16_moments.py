@@ -15,7 +15,8 @@ from hpcmoe.engine.support import betas_violation
 from hpcmoe.errors import UserError
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of ``tensor``, in the same memory. Not for what is to be differentiated."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -38,7 +39,7 @@ class AdamWBf16Moments(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, _local(parameter.grad).float(), group)
+                    self._update(parameter, local(parameter.grad).float(), group)
 
     def _update(self, parameter: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
         """One parameter at a time: its moments in fp32 are the only memory that a step takes beside its state."""
@@ -47,8 +48,8 @@ class AdamWBf16Moments(torch.optim.Optimizer):
             state.update(new_moments(parameter, torch.bfloat16, torch.device("cpu")))
         state["step"] += 1
         step = float(state["step"])
-        values = _local(parameter)
-        stored_mean, stored_square = _local(state["exp_avg"]), _local(state["exp_avg_sq"])
+        values = local(parameter)
+        stored_mean, stored_square = local(state["exp_avg"]), local(state["exp_avg_sq"])
         beta1, beta2 = group["betas"]
         mean = stored_mean.float().lerp_(grad, 1 - beta1)
         square = stored_square.float().mul_(beta2).addcmul_(grad, grad, value=1 - beta2)

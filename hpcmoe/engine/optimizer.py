@@ -10,25 +10,55 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
 
 from hpcmoe.config.schema import OptimConfig
-from hpcmoe.engine.bf16_moments import AdamWBf16Moments, new_moments
+from hpcmoe.engine.bf16_moments import AdamWBf16Moments, local, new_moments
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], optim: OptimConfig, moments: str = "fp32") -> torch.optim.Optimizer:
-    """``moments``: the dtype they are stored in, fp32 or bf16.
-
-    Groups by mesh (a fused step takes one mesh) and by decay: norms and biases, the one-dimensional ones, do not decay.
-    """
-    groups: dict[tuple[object, bool], list[nn.Parameter]] = {}
+    """``moments``: the dtype they are stored in, fp32 or bf16. Norms and biases, the one-dimensional parameters, do not decay."""
+    groups: dict[bool, list[nn.Parameter]] = {}
     for parameter in parameters:
-        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        groups.setdefault((mesh, parameter.dim() > 1), []).append(parameter)
-    params = [{"params": group, "weight_decay": optim.weight_decay if decays else 0.0} for (_, decays), group in groups.items()]
+        groups.setdefault(parameter.dim() > 1, []).append(parameter)
+    params = [{"params": group, "weight_decay": optim.weight_decay if decays else 0.0} for decays, group in groups.items()]
     betas = (optim.betas[0], optim.betas[1])
     if moments == "bf16":
         return AdamWBf16Moments(params, optim.lr, betas, optim.eps)
-    return torch.optim.AdamW(params, lr=optim.lr, betas=betas, eps=optim.eps, fused=True)
+    return AdamWOfParts(params, lr=optim.lr, betas=betas, eps=optim.eps, fused=True)
+
+
+class AdamWOfParts(torch.optim.AdamW):
+    """torch.optim.AdamW, fused, on each rank's own parts of parameters that lie on any meshes. Its state is sharded as they are.
+
+    An update is element by element, so that the parts are all it needs; through DTensor each step would be dispatched
+    parameter by parameter in Python, which takes longer than the update of a small part.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            held = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for parameter in held:
+                if not self.state[parameter]:
+                    self.state[parameter] = new_moments(parameter, torch.float32, parameter.device)
+            states = [self.state[parameter] for parameter in held]
+            adamw(
+                [local(parameter) for parameter in held],
+                [local(parameter.grad) for parameter in held],
+                [local(state["exp_avg"]) for state in states],
+                [local(state["exp_avg_sq"]) for state in states],
+                [],
+                [local(state["step"]) for state in states],
+                fused=True,
+                amsgrad=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
 
 
 @torch.no_grad()
@@ -57,8 +87,7 @@ def _local_gradients(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parame
     pairs = []
     for parameter in parameters:
         if parameter.grad is not None:
-            grad = parameter.grad
-            pairs.append((parameter, grad.to_local() if isinstance(grad, DTensor) else grad))
+            pairs.append((parameter, local(parameter.grad)))
     return pairs
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, _redistribute
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from hpcmoe.config.schema import Config, LayoutConfig, Precision, PrecisionConfig
@@ -88,14 +89,26 @@ def own_world(name: str) -> Iterator[None]:
     """The ranks meet anew under ``name`` and part again: the groups of layouts before are gone."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()
+    leave_world(f"before {name}")  # a rank may still be connecting to one that would close the connection here
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.PrefixStore(name, store), rank=rank, world_size=ranks)
     try:
         yield
     finally:
         leave_world()
+        forget_meshes()
         dist.destroy_process_group()
         dist.init_process_group("gloo", store=dist.PrefixStore(f"after {name}", store), rank=rank, world_size=ranks)
+
+
+def forget_meshes() -> None:
+    """Empty DTensor's caches, which keep every mesh and its groups alive: each of gloo's threads wakes 100 times a second."""
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    _redistribute.clear_redistribute_planner_cache()
+    gc.collect()
 
 
 def build(config: Config, loader: Loader, checkpoints: Path, journal: Journal | None) -> Trainer:

@@ -6,6 +6,7 @@ Not for Slurm (tests/slurm) and not for the job script (tests/launchers).
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -79,6 +80,7 @@ def _together(target: Callable[..., None], *args: Any) -> None:
     from hpcmoe.engine.world import leave_world
 
     torch.set_num_threads(1)
+    gc.freeze()  # what is imported never becomes garbage
     dist.init_process_group("gloo", init_method="env://")
     target(*args)
     leave_world()

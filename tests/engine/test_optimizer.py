@@ -1,4 +1,4 @@
-"""Moments in bf16 train like moments in fp32, take half the memory, and continue bit by bit."""
+"""AdamW on parts is torch's. Moments in bf16 train like moments in fp32, take half the memory, and continue bit by bit."""
 
 from __future__ import annotations
 
@@ -37,6 +37,15 @@ def train(net: Transformer, optimizer: torch.optim.Optimizer, steps: range) -> l
         net.drain_loads()
         losses.append(loss.item())
     return losses
+
+
+def test_fp32_steps_are_torchs_fused_adamw_bit_by_bit() -> None:
+    (net, ours), (other, _) = start("fp32"), start("fp32")
+    matrices, vectors = ([p for p in other.parameters() if (p.dim() > 1) is wide] for wide in (True, False))
+    decays = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    theirs = torch.optim.AdamW(decays, lr=3e-3, betas=(0.9, 0.95), eps=OPTIM.eps, fused=True)
+    assert train(net, ours, range(4)) == train(other, theirs, range(4))
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
 
 
 def test_fifty_steps_with_bf16_moments_stay_close_to_fp32() -> None:
