@@ -91,7 +91,13 @@ def environment(run: RunDir, launch: Launch, environ: Mapping[str, str]) -> dict
         "HPCMOE_ATTEMPT": launch.attempt,
         "HPCMOE_RESTARTS": str(earlier),
         "HPCMOE_FIRST_START": "0" if earlier else "1",
+        "HPCMOE_FATAL": str(fatal_path(run, launch)),
     }
+
+
+def fatal_path(run: RunDir, launch: Launch) -> Path:
+    """Where a command says why to start it again would not help."""
+    return run.attempt(launch.attempt) / f"fatal-rank{launch.rank:04d}.txt"
 
 
 def start(engine: EngineConfig, stop_signal: int, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -208,6 +214,8 @@ def _run(run: RunDir, launch: Launch, config: Config, signals: StopSignals) -> E
         said = tail_lines(log, 12)
         last = f"the command {ending_in_words(code)}" + (f": {said[-1].strip()}" if said else "")
         write_error_text(run, launch.attempt, launch.rank, "\n".join([*said, last]) + "\n")
+        if fatal := tail_lines(fatal_path(run, launch), 1):
+            write_verdict(run, launch.attempt, "failed", 0, reason=fatal[0].strip())
     return end
 
 

@@ -5,7 +5,10 @@ Takes the config as it stands (nothing is searched); raises UserError for what c
 
 from __future__ import annotations
 
+import json
+
 from hpcmoe.config.elastic import check_counts
+from hpcmoe.config.freeze import to_plain
 from hpcmoe.config.schema import Config
 from hpcmoe.errors import UserError
 from hpcmoe.planner import qos
@@ -48,6 +51,42 @@ def prepare(config: Config) -> Plan | None:
     plan = check(config)
     fill_queue(config, plan.queue)
     return plan
+
+
+# What the planner does not look at: points of a sweep that differ in nothing else share a plan.
+NOT_PLANNED = frozenset(
+    {"name", "user", "env", "notify", "logging", "sweep", "data"}
+    | {"train.seed", "train.deterministic"}
+    | {f"optim.{name}" for name in ("lr", "betas", "eps", "weight_decay", "clip_norm", "schedule", "min_lr_ratio")}
+    | {f"optim.{name}" for name in ("warmup_steps", "decay_steps")}
+)
+
+
+class ManyPlans:
+    """``prepare`` for the points of a sweep: those that the planner cannot tell apart are planned once."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[float | None, tuple[str | None, ...]]] = {}
+
+    def prepare(self, config: Config) -> float | None:
+        """As ``prepare`` fills in and refuses; returns the plan's speed (tokens/s of one GPU), None where there is none."""
+        seen = _planned_part(config)
+        if seen not in self._made:
+            plan, slurm = prepare(config), config.slurm
+            self._made[seen] = (plan.tokens_per_s if plan is not None else None, (slurm.qos, slurm.partition, slurm.time))
+        speed, (config.slurm.qos, config.slurm.partition, config.slurm.time) = self._made[seen]
+        return speed
+
+
+def _planned_part(config: Config) -> str:
+    plain = to_plain(config)
+    for key in NOT_PLANNED:
+        group, _, name = key.partition(".")
+        if not name:
+            plain.pop(group, None)
+        elif isinstance(plain.get(group), dict):
+            plain[group].pop(name, None)
+    return json.dumps(plain, sort_keys=True, default=str)
 
 
 def _prepare_range(config: Config) -> Plan:

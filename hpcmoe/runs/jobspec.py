@@ -11,14 +11,18 @@ import re
 import shlex
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcmoe.config.schema import Config, SlurmConfig
 from hpcmoe.errors import UserError
 from hpcmoe.resources import resource_dir
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.slurm.directives import check_carries, directive, filename_pattern, verbatim
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 PREFLIGHT_MINUTES = 3  # for srun's start and PyTorch's import, beside the minute that the tests themselves may take
 
@@ -96,6 +100,12 @@ def render(spec: JobSpec) -> str:
 
 def fill_template(name: str, words: dict[str, Any]) -> str:
     """A file of slurm_templates/ with ``words`` in it. A word that a template needs and does not get is an error."""
+    return str(_templates().get_template(name).render(words))
+
+
+@cache
+def _templates() -> Environment:
+    """Kept, as a sweep has a script for each of its runs, and to compile a template costs more than to fill it in."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     templates = Environment(
@@ -107,7 +117,7 @@ def fill_template(name: str, words: dict[str, Any]) -> str:
         autoescape=False,
     )
     templates.filters["sh"] = lambda value: shlex.quote(str(value))
-    return templates.get_template(name).render(words)
+    return templates
 
 
 def _shared_words(spec: JobSpec) -> dict[str, Any]:

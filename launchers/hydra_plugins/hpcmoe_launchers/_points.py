@@ -18,7 +18,7 @@ from hpcmoe.config.key import config_key
 from hpcmoe.config.schema import Config
 from hpcmoe.config.validate import validate
 from hpcmoe.errors import UserError
-from hpcmoe.planner.check import prepare
+from hpcmoe.planner.check import ManyPlans
 from hpcmoe.runs.create import ceiling_flag
 from hpcmoe.runs.estimate import confirm, counted_gpus, estimate_gpu_hours, estimate_hours
 from hpcmoe.runs.jobspec import job_shape
@@ -35,7 +35,7 @@ class Point:
 
     index: int  # in the multirun
     overrides: tuple[str, ...]
-    composed: DictConfig  # with Hydra's own node
+    task_config: DictConfig | None  # as composed, for a sweeper that looks at it; without Hydra's own node
     config: Config
     gpu_hours: float | None  # an estimate
     shape: str  # hpcmoe.runs.jobspec.job_shape
@@ -49,12 +49,13 @@ def compose_points(
     """Every point of the sweep. Raises UserError when any is no valid run, and names all that are not."""
     setup_globals()
     outer = HydraConfig.instance().cfg
+    planner = ManyPlans()
     points: list[Point] = []
     problems: list[tuple[int, Sequence[str], str]] = []
     try:
         for index, overrides in enumerate(job_overrides, first_index):
             try:
-                points.append(_compose(loader, master, overrides, index))
+                points.append(_compose(loader, planner, master, overrides, index))
             except UserError as error:
                 problems.append((index, filter_overrides(overrides), str(error)))
     finally:
@@ -64,7 +65,7 @@ def compose_points(
     return points
 
 
-def _compose(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str], index: int) -> Point:
+def _compose(loader: ConfigLoader, planner: ManyPlans, master: DictConfig, overrides: Sequence[str], index: int) -> Point:
     with as_user_error():
         composed = loader.load_sweep_config(master, list(overrides))
     with open_dict(composed):
@@ -72,12 +73,13 @@ def _compose(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str],
         composed.hydra.job.num = index
     HydraConfig.instance().set_config(composed)  # what ${hydra:...} in the config refers to
     config = validate(to_config(composed))
-    plan = prepare(config)
-    speed = plan.tokens_per_s if plan is not None else None
+    speed = planner.prepare(config)
     gpu_hours, hours = estimate_gpu_hours(config, speed), estimate_hours(config, speed)
     ceiling_flag(config)
     shape = job_shape(config)  # what a job script cannot carry is found here, before anything is written
     words = tuple(filter_overrides(overrides))
+    with open_dict(composed):
+        composed.pop("hydra")
     return Point(index, words, composed, config, gpu_hours, shape, config_key(to_plain(config)), hours)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from hpcmoe.config.schema import Config
 from hpcmoe.errors import UserError
@@ -31,11 +31,11 @@ def preview_points(points: Sequence[Point]) -> list[JobReturn]:
     return [_return(point, preview, "") for point, preview in zip(points, previews(points), strict=True)]
 
 
-def submit_points(points: Sequence[Point], master: DictConfig) -> list[JobReturn]:
+def submit_points(points: Sequence[Point], master: DictConfig, launcher: str = "hpcmoe") -> list[JobReturn]:
     """Create the runs and submit them. Raises UserError when Slurm refuses, and says which points are submitted already."""
     policy = policy_of(points)
     typed = [str(word) for word in master.hydra.overrides.task]
-    sweep = create_sweep(Path(str(master.hydra.sweep.dir)), launcher="hpcmoe", overrides=typed, policy=policy)
+    sweep = create_sweep(Path(str(master.hydra.sweep.dir)), launcher=launcher, overrides=typed, policy=policy)
     first = max((point.index for point in sweep.read_points()), default=-1) + 1
     returns: dict[int, JobReturn] = {}
     for batch in batches(points, _most_tasks(points)):
@@ -125,8 +125,7 @@ def _not_submitted(runs: Sequence[RunDir], error: UserError, done: int) -> UserE
 
 
 def _return(point: Point, value: Preview | dict[str, Any], directory: str) -> JobReturn:
-    task_config = OmegaConf.masked_copy(point.composed, [str(key) for key in point.composed if key != "hydra"])
-    done = JobReturn(overrides=list(point.overrides), cfg=task_config, hydra_cfg=point.composed, working_dir=directory)
+    done = JobReturn(overrides=list(point.overrides), cfg=point.task_config, working_dir=directory)
     done.task_name = "hpcmoe"
     done.status = JobStatus.COMPLETED
     done.return_value = value
