@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+SYNC_THREADS = 32
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -24,6 +27,23 @@ def write_atomic(path: Path, text: str) -> None:
     except BaseException:
         Path(tmp).unlink(missing_ok=True)
         raise
+
+
+def sync_all(paths: Iterable[Path]) -> None:
+    """Make many files durable. Side by side: a file system that is asked for many at once writes them in a few turns."""
+    from concurrent.futures import ThreadPoolExecutor  # here, since few commands write many files
+
+    with ThreadPoolExecutor(SYNC_THREADS) as pool:
+        for _ in pool.map(_sync, paths):
+            pass
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def tail_lines(path: Path, most: int, tail_bytes: int = 16384, length: int = 300) -> list[str]:

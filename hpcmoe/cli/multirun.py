@@ -21,7 +21,7 @@ from hpcmoe.config.freeze import to_plain
 from hpcmoe.errors import UserError
 from hpcmoe.runs.jobspec import JobSpec, render
 from hpcmoe.runs.registry import new_run_id, runs_root
-from hpcmoe.runs.sweep import SweepDir
+from hpcmoe.runs.sweep import SweepDir, find_sweep
 from hpcmoe.runs.sweep_plan import forecast, plan_json, plan_text
 from hpcmoe.text import many, number_ranges
 
@@ -48,7 +48,7 @@ def submit_sweep(args: argparse.Namespace) -> int:
             points = _sweep(args, Path(nowhere), dry_run=True)
         _preview([point.value for point in points], args.json)
         return 0
-    with _sweep_dir(args.overrides) as directory:
+    with _sweep_dir(args.overrides, args.sweep) as directory:
         points = _sweep(args, directory)
     return _report(directory, points, args)
 
@@ -91,16 +91,21 @@ def _given(overrides: Sequence[str]) -> str | None:
 
 
 @contextmanager
-def _sweep_dir(overrides: Sequence[str]) -> Iterator[Path]:
-    """Where the sweep's script, its list of runs and Hydra's multirun.yaml go; a sweep that starts no run leaves nothing."""
+def _sweep_dir(overrides: Sequence[str], word: str | None) -> Iterator[Path]:
+    """The sweep's directory, which is Hydra's too; a sweep that has no points leaves nothing. ``word``: a sweep that is there."""
     given = _given(overrides)
+    if word is not None and given:
+        raise UserError(f"--sweep {word} and {SWEEP_DIR}={given} do not go together: both say which sweep this is")
     sweeps = runs_root() / "sweeps"
-    directory = Path(given).absolute() if given else sweeps / new_run_id(sweeps)
+    if word is not None:
+        directory = find_sweep(word).path
+    else:
+        directory = Path(given).absolute() if given else sweeps / new_run_id(sweeps)
     new = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         yield directory
     except BaseException:
-        if not (directory / "points.jsonl").exists() and directory in new:
+        if directory in new and not SweepDir(directory).read_points():
             shutil.rmtree(directory, ignore_errors=True)
             for path in new[1:]:
                 if path.exists() and not any(path.iterdir()):
@@ -139,10 +144,9 @@ def _script(alike: Sequence[Config]) -> str:
 def _report(directory: Path, points: list[SweptPoint], args: argparse.Namespace) -> int:
     messages = sys.stderr if args.json else sys.stdout
     sweep = SweepDir(directory)
-    print(f"sweep {sweep.sweep_id}: {many(len(points), 'point')}; what they share is in {directory}", file=messages)
+    print(f"sweep {sweep.sweep_id}: {_counted(points)}; what they share is in {directory}", file=messages)
     for point in points[:MOST_LINES]:
-        job = point.value.get("job_id") or "-"
-        print(f"  run {point.value['run_id']}  job {job:<12} {' '.join(point.overrides)}", file=messages)
+        print(f"  run {point.value['run_id']}  {_job(point.value):<18} {' '.join(point.overrides)}", file=messages)
     if len(points) > MOST_LINES:
         print(f"  ... and {many(len(points) - MOST_LINES, 'more point')}", file=messages)
     document: dict[str, Any] = {
@@ -159,3 +163,19 @@ def _report(directory: Path, points: list[SweptPoint], args: argparse.Namespace)
     else:
         print(f"follow it:  hpcmoe sweep status {sweep.sweep_id}     hpcmoe sweep results {sweep.sweep_id}", file=messages)
     return 0
+
+
+def _counted(points: Sequence[SweptPoint]) -> str:
+    """How many points are submitted, wait for room, or are not run."""
+    skipped = sum(bool(point.value.get("same_as")) for point in points)
+    held = sum(point.value["job_id"] is None and not point.value.get("same_as") for point in points)
+    words = [f"{many(len(points) - skipped - held, 'point')} submitted"]
+    words += [f"{held} held back until there is room"] if held else []
+    words += [f"{skipped} skipped"] if skipped else []
+    return ", ".join(words)
+
+
+def _job(value: dict[str, Any]) -> str:
+    if value.get("same_as"):
+        return "finished already" if value["finished"] else "in it already"
+    return f"job {value['job_id']}" if value["job_id"] else "held back"

@@ -36,6 +36,7 @@ Starts a run, or with -m a sweep of runs. Overrides are Hydra's: group=option, k
                      job; submit nothing
   --json             one JSON document on stdout; messages go to stderr
   -m, --multirun     one run for each point of key=a,b,c, as one Slurm array
+  --sweep SWEEP      with -m, add the points to a sweep that is there; those that it has are skipped
   --cfg job          print the config instead (also hydra, all); with --resolve, --package P
   --config-dir D     a directory of your own configs beside these; --config-name N another root
   --info WHAT        where configs come from: all, defaults, defaults-tree, searchpath, plugins
@@ -56,6 +57,8 @@ def main(argv: list[str]) -> int:
         from hpcmoe.cli.multirun import submit_sweep
 
         return submit_sweep(args)
+    if args.sweep is not None:
+        raise UserError(f"--sweep {args.sweep} goes with -m: it adds points to a sweep")
     with opened_hydra(args.config_dir, args.config_path) as hydra:
         if _show(hydra, parser, args):
             return 0
@@ -106,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="hpcmoe submit", add_help=False, parents=[get_args_parser()])
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask before a costly submission")
     parser.add_argument("--wait", action="store_true", help="follow the run and exit with its result")
+    parser.add_argument("--sweep", metavar="SWEEP", help="with -m: add the points to this sweep")
     parser.add_argument("--dry-run", action="store_true", help="print the job script and the resolved config; submit nothing")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout; messages go to stderr")
     return parser

@@ -148,7 +148,7 @@ def follow(sweep: SweepDir, as_json: bool = False) -> int:
         print(line, file=stream, flush=True)
 
     try:
-        views = supervise_all(sweep.runs(), say)
+        views = supervise_all(sweep.runs(), say, sweep=sweep)
     except KeyboardInterrupt:
         print(f"\nthe runs go on; `hpcmoe sweep wait {sweep.sweep_id}` follows them again", file=sys.stderr)
         return INTERRUPTED

@@ -19,10 +19,12 @@ from hpcmoe.files import write_atomic
 def to_plain(config: Config) -> dict[str, Any]:
     """The configuration as dicts, lists and scalars; enums by name. Of a command's run without what it does not read."""
     left_out = OWN_SECTIONS if config.runs_command else frozenset()
-    return {key: _plain(value) for key, value in dataclasses.asdict(config).items() if key not in left_out}
+    return {name: _plain(value) for name, value in vars(config).items() if name not in left_out}
 
 
 def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {name: _plain(inner) for name, inner in vars(value).items()}
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, dict):
@@ -33,8 +35,26 @@ def _plain(value: Any) -> Any:
 
 
 def to_yaml(config: Config) -> str:
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    return str(yaml.dump(to_plain(config), Dumper=dumper, sort_keys=False, allow_unicode=True, width=120))
+    return plain_to_yaml(to_plain(config))
+
+
+def plain_to_yaml(plain: dict[str, Any]) -> str:
+    """Section by section: the thousand points of a sweep differ in one or two, and the others are put into words once."""
+    return "".join(_section(name, value) for name, value in plain.items())
+
+
+_SECTIONS: dict[tuple[str, str], str] = {}
+MOST_SECTIONS = 1000
+
+
+def _section(name: str, value: Any) -> str:
+    key = (name, repr(value))
+    if key not in _SECTIONS:
+        if len(_SECTIONS) >= MOST_SECTIONS:
+            _SECTIONS.clear()
+        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+        _SECTIONS[key] = str(yaml.dump({name: value}, Dumper=dumper, sort_keys=False, allow_unicode=True, width=120))
+    return _SECTIONS[key]
 
 
 def freeze(config: Config, path: Path) -> None:

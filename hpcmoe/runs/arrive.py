@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hpcmoe.errors import UserError
 from hpcmoe.process import collect_little
+from hpcmoe.runs.after import advance_after
 from hpcmoe.runs.blame import why_ended
 from hpcmoe.runs.budget import budgets_of, give_up_reason, seconds_left, spent_reason
 from hpcmoe.runs.claim import holds_claim, release_claim, take_claim
@@ -57,7 +58,8 @@ def arrive(run: RunDir, place: Place) -> int:
         except UserError as error:
             reason = f"the {place.nodes} nodes of job {place.job_id} cannot be used: {error}"
             return leave(run, place, Decision(Step.FINISH, "FAILED", reason))
-    run.attempt(place.attempt).mkdir(parents=True, exist_ok=True)
+    for folder in (run.attempt(place.attempt), run.control, run.checkpoints):
+        folder.mkdir(parents=True, exist_ok=True)
     previous_end = max((a.ended for a in record.attempts if a.ended is not None), default=None)
     journal_start(run, place, config, previous_end)
     return GO_ON
@@ -94,6 +96,8 @@ def leave(run: RunDir, place: Place, decision: Decision) -> int:
             Journal(run.journal, place.attempt).append("rested", state=decision.state, reason=decision.reason)
     release_claim(run, place)
     print(f"hpcmoe: job {place.job_id} leaves run {run.run_id} alone: {decision.reason}", flush=True)
+    if decision.step in (Step.FINISH, Step.REST):
+        advance_after(run, place.job_id)
     return NOTHING_TO_DO
 
 

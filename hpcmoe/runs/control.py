@@ -174,6 +174,21 @@ def promote(run: RunDir, rung: int) -> str | None:
             return submit_run(run, load_frozen(run.config), how=PROMOTED, orphan=life.intent)
 
 
+def make_ready(run: RunDir) -> None:
+    """Make a run that is over, stopped or lost ready for its sweep to submit it again. Raises UserError as ``resume`` does."""
+    from hpcmoe.runs.create import being_submitted_text
+
+    with submission_lock(run, LOCK_WAIT_S) as mine:
+        now = see(run)
+        if not now.resumable or now.state == "COMPLETED":
+            raise UserError(f"run {run.run_id} is {now.state} (job {now.record.job_id}); there is nothing to resume")
+        if not mine or being_submitted(now.record.life, now.job, time.time()):
+            raise UserError(being_submitted_text(run))
+        close_silent_attempts(run, None)
+        reopen(run)
+        Journal(run.journal).append("reopened")
+
+
 @contextlib.contextmanager
 def _reopened(run: RunDir) -> Iterator[None]:
     """Take the old result and the stop file out of the way; put the result back if the submission fails."""

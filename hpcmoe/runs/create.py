@@ -6,13 +6,16 @@ import contextlib
 import os
 import shutil
 import time
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from hpcmoe.config.freeze import freeze, to_plain
+from hpcmoe.config.freeze import plain_to_yaml, to_plain
+from hpcmoe.config.key import config_key
 from hpcmoe.config.schema import Config
 from hpcmoe.errors import UserError
-from hpcmoe.files import write_atomic
+from hpcmoe.files import sync_all
 from hpcmoe.resources import make_plugins_importable
 from hpcmoe.runs.blame import exclude_flag
 from hpcmoe.runs.budget import budgets_of, seconds_left, spent_reason, time_flag
@@ -31,19 +34,36 @@ from hpcmoe.slurm.command import SlurmError, SlurmRejected, SlurmUnreachable
 from hpcmoe.slurm.submit import begin_flag, find_accounted, find_submitted
 
 
-def create_run(cfg: Config, overrides: list[str], root: Path | None = None) -> RunDir:
-    """A new run directory with its frozen config, provenance and first journal line. It appears whole or not at all."""
+@dataclass(frozen=True)
+class Membership:
+    """A run's place in a sweep."""
+
+    sweep: Path  # its directory
+    point: int
+    provenance: Path  # what the sweep's runs have in common
+
+
+def create_run(
+    cfg: Config, overrides: Sequence[str], root: Path | None = None, member: Membership | None = None, key: str | None = None
+) -> RunDir:
+    """A new run directory with its frozen config, provenance and first journal line. It appears whole or not at all.
+
+    What is empty until the run starts is made then. ``member``: of a sweep's run, which has the sweep's provenance, and whose
+    files the caller makes durable with ``sync_runs``. ``key``: the config's, where it is known already.
+    """
     root = root or runs_root()
     root.mkdir(parents=True, exist_ok=True)
     run_id = new_run_id(root)
     draft = RunDir(root / f".{run_id}.new")
+    plain = to_plain(cfg)
     try:
-        for folder in (draft.control, draft.attempts, draft.checkpoints, draft.script.parent):
-            folder.mkdir(parents=True)
-        freeze(cfg, draft.config)
-        write_atomic(draft.overrides, "".join(f"{override}\n" for override in overrides))
-        write_provenance(draft, cfg.cluster.scheduler)
-        Journal(draft.journal).append(
+        draft.path.mkdir()
+        draft.control.mkdir()  # a user may drop `stop` there before the run has started
+        draft.config.write_text(plain_to_yaml(plain), encoding="utf-8")
+        draft.overrides.write_text("".join(f"{override}\n" for override in overrides), encoding="utf-8")
+        if member is None:
+            write_provenance(draft.path, cfg.cluster.scheduler)
+        Journal(draft.journal).append_unsynced(
             "planned",
             run_id=run_id,
             name=cfg.name or ("command" if cfg.runs_command else cfg.model.name),
@@ -57,12 +77,25 @@ def create_run(cfg: Config, overrides: list[str], root: Path | None = None) -> R
             gpus_per_node=cfg.gpus_per_node,
             steps=None if cfg.runs_command else cfg.train.steps,
             notify=wishes(cfg.notify),
+            key=key or config_key(plain),
+            **({} if member is None else _membership(member)),
         )
+        if member is None:
+            sync_runs([draft])
         draft.path.rename(root / run_id)
     except BaseException:
         shutil.rmtree(draft.path, ignore_errors=True)
         raise
     return RunDir(root / run_id)
+
+
+def _membership(member: Membership) -> dict[str, Any]:
+    return {"sweep": str(member.sweep), "point": member.point, "provenance": str(member.provenance)}
+
+
+def sync_runs(runs: Iterable[RunDir]) -> None:
+    """Make new runs durable."""
+    sync_all(path for run in runs for path in (run.config, run.overrides, run.journal))
 
 
 def submit_run(
@@ -89,7 +122,7 @@ def _submit_run(run: RunDir, cfg: Config, how: str, until: float | None, orphan:
     make_plugins_importable()
     from hydra_plugins.hpcmoe_launchers import executor_for
 
-    first, begun = not fold(read_journal(run.journal)).jobs and orphan is None, False
+    first, begun = how == "submit" and not fold(read_journal(run.journal)).jobs and orphan is None, False
     try:
         job_id = None if orphan is None else _adopt(orphan, cfg)
         if job_id is None:
@@ -153,9 +186,11 @@ def ceiling_flag(cfg: Config, run: RunDir | None = None) -> list[str]:
     return time_flag(seconds_left(attempts, budgets, now, gpus), cfg.slurm.time)
 
 
-def journal_submitted(run: RunDir, job_id: str, how: str, until: float | None = None) -> None:
+def journal_submitted(run: RunDir, job_id: str, how: str, until: float | None = None, sync: bool = True) -> None:
+    """``sync``: False for one of many, which the caller makes durable."""
     local = job_id.startswith("local-")
-    Journal(run.journal).append(
+    journal = Journal(run.journal)
+    (journal.append if sync else journal.append_unsynced)(
         "submitted",
         job_id=job_id,
         how=how,

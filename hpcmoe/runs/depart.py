@@ -15,6 +15,7 @@ from pathlib import Path
 from hpcmoe.errors import UserError
 from hpcmoe.files import read_json
 from hpcmoe.process import collect_little
+from hpcmoe.runs.after import advance_after
 from hpcmoe.runs.arrive import gpus_of_attempt, work_done
 from hpcmoe.runs.blame import exclude_flag, stay_away, why_ended
 from hpcmoe.runs.budget import budgets_of, give_up_reason, not_before, seconds_left, spent_reason, time_flag
@@ -73,7 +74,10 @@ def depart(run: RunDir, place: Place, rc: int, heard: frozenset[str]) -> int:
     decisions = react(record.life, departure)[1]
     release_claim(run, place)
     until = not_before(record.attempts_since_resume, budgets, time.time())
-    return next((_carry_out(decision, run, place, journal, config, until) for decision in decisions), OK)
+    code = next((_carry_out(decision, run, place, journal, config, until) for decision in decisions), OK)
+    if any(decision.step in (Step.FINISH, Step.REST) for decision in decisions):
+        advance_after(run, place.job_id)
+    return code
 
 
 def _ending(run: RunDir, place: Place, record: Record, verdict: dict, rc: int, heard: frozenset[str], config: dict) -> Ending:
@@ -161,16 +165,27 @@ def _submit_successor(run: RunDir, place: Place, journal: Journal, config: dict,
         print(f"hpcmoe: run {run.run_id} is being submitted by somebody else", file=sys.stderr)
         return START_AGAIN
     try:
+        _own_script(run, token)
         flags = [*time_flag(left, config["slurm"]["time"]), *begin_flag(until), *exclude_flag(run, config)]
         flags.append(f"--dependency=afterany:{place.job_id}")
         job_id = sbatch(run.script, flags, token=token)
-    except SlurmError as refused:
+    except UserError as refused:
         journal.append("submit_failed" if isinstance(refused, SlurmUnreachable) else "submit_refused", reason=str(refused))
         journal.append("stranded", reason=f"neither requeue nor a successor: {refused}")
         print(f"hpcmoe: run {run.run_id} could not be brought back from here; `hpcmoe resume {run.run_id}` does", file=sys.stderr)
         return START_AGAIN
     journal.append("submitted", job_id=job_id, how="successor", after=place.job_id, not_before=until)
     return START_AGAIN
+
+
+def _own_script(run: RunDir, token: str) -> None:
+    """The job script of a run that was an element of an array so far."""
+    if not run.script.exists():
+        from hpcmoe.config.freeze import load_frozen
+        from hpcmoe.runs.jobspec import job_spec
+        from hpcmoe.runs.scripts import write_scripts
+
+        write_scripts(job_spec(run, load_frozen(run.config), token))
 
 
 def _set_start(place: Place, journal: Journal, config: dict, until: float | None) -> None:

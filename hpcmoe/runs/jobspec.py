@@ -39,6 +39,7 @@ class JobSpec:
     dependency: str | None = None
     sweep_dir: Path | None = None  # of an array: where its script, its list of runs and its logs lie
     part: int = 0  # which of the sweep's arrays
+    at_once: int | None = None  # of an array: most elements at once; 0: no bound; None: slurm.array_parallelism
     sbatch_args: tuple[str, ...] = ()  # flags of this one submission, which win over the script's
 
     @property
@@ -179,7 +180,8 @@ def directives(spec: JobSpec) -> list[str]:
         directive("export", "ALL"),
     ]
     if spec.is_array:
-        most = f"%{slurm.array_parallelism}" if slurm.array_parallelism else ""
+        at_once = slurm.array_parallelism if spec.at_once is None else spec.at_once
+        most = f"%{at_once}" if at_once else ""
         lines.append(directive("array", f"0-{len(spec.run_dirs) - 1}{most}"))
     gres = slurm.gres or (f"gpu:{config.gpus_per_node}" if config.cluster.gres else None)
     dependency = ",".join(filter(None, (slurm.dependency, spec.dependency)))

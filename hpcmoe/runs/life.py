@@ -121,6 +121,8 @@ def step(life: Life, event: Event) -> Life:
             return _with(life, cancel_requested=True)
         case "finished" | "rested":
             return life if life.finished else _with(life, ended=event, stranded=None)
+        case "reopened":  # its sweep submits it again, as soon as there is room
+            return _with(life, job_id=None, ended=None, stranded=None, intent=None, cancel_requested=False, requeued=False)
         case "budget_raised":
             return _with(life, max_gpu_hours=float(event["max_gpu_hours"]))
     return life

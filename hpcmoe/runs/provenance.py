@@ -1,4 +1,7 @@
-"""What a run was made from: code, packages, machine, command. Collected once, at submit. Never fails a submission."""
+"""What a run was made from: code, packages, machine, command. Collected once, at submit, for all runs of a multirun together.
+
+Never fails a submission.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +19,25 @@ from typing import Any
 from hpcmoe import __version__
 from hpcmoe.files import write_atomic, write_json
 from hpcmoe.resources import PACKAGE
-from hpcmoe.runs.rundir import RunDir
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError
 
 GIT_TIMEOUT_S = 20.0
 
 
-def write_provenance(run: RunDir, scheduler: str) -> None:
-    """Write provenance.json and, beside it, packages and each source tree's git status and diff."""
-    folder = run.path / "provenance"
+FILE = "provenance.json"
+
+
+def write_provenance(home: Path, scheduler: str) -> None:
+    """Write provenance.json into ``home`` and, beside it, packages and each source tree's git status and diff."""
+    folder = home / "provenance"
     folder.mkdir(parents=True, exist_ok=True)
     packages = sorted({f"{dist.name}=={dist.version}" for dist in metadata.distributions() if dist.name})
     write_atomic(folder / "packages.txt", "\n".join(packages) + "\n")
     trees = {"hpcmoe": PACKAGE.parent, "cwd": Path.cwd()}
     git = {name: _git_facts(folder, name, tree) for name, tree in trees.items()}
     write_json(
-        run.provenance,
+        home / FILE,
         {
             "hpcmoe": __version__,
             "argv": sys.argv,

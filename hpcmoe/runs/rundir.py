@@ -26,6 +26,7 @@ class RunDir:
 
     @property
     def provenance(self) -> Path:
+        """Its own; the runs of a sweep share one, which the journal's first line names."""
         return self.path / "provenance.json"
 
     @property

@@ -32,16 +32,32 @@ def submission_lock(run: RunDir, wait_s: float = 0.0) -> contextlib.AbstractCont
     return file_lock(run.path / ".submission.lock", wait_s)
 
 
+def new_writer() -> str:
+    """Names this process, for good, and one thing that its thread is submitting from now on."""
+    writer = f"{os.uname().nodename}:{os.getpid()}:{process_start_ticks(os.getpid())}:{secrets.token_hex(3)}"
+    _UNDER_WAY[threading.get_ident()] = writer
+    return writer
+
+
 def begin(run: RunDir, token: str, how: str, attempt: str | None = None, **more: Any) -> bool:
     """Journal that this process is about to submit the run; False when another one's intent came first.
 
-    ``more``: task=N, the run's place in the array that is submitted; instead_of=WRITER, of an intent found to be an orphan.
+    ``more``: instead_of=WRITER, of an intent found to be an orphan.
     """
-    writer = f"{os.uname().nodename}:{os.getpid()}:{process_start_ticks(os.getpid())}:{secrets.token_hex(3)}"
-    _UNDER_WAY[threading.get_ident()] = writer
+    writer = new_writer()
     Journal(run.journal, attempt).append("submitting", token=token, how=how, writer=writer, **more)
     intent = fold(read_journal(run.journal)).intent
     return intent is not None and intent["writer"] == writer
+
+
+def begin_element(run: RunDir, token: str, how: str, writer: str, task: int | None) -> bool:
+    """The same for one of the runs that ``writer`` is about to submit together; ``task``: its place in their array.
+
+    False, too, when the run is over, or has a job. What makes all of them durable is the sweep's own intent.
+    """
+    Journal(run.journal).append_unsynced("submitting", token=token, how=how, writer=writer, task=task)
+    life = fold(read_journal(run.journal))
+    return life.intent is not None and life.intent["writer"] == writer and life.job_id is None and life.ended is None
 
 
 def over() -> None:
@@ -57,7 +73,11 @@ def writer_gone(life: Life, job: JobView) -> bool:
         return True
     if life.intent.get("attempt") is not None:  # it was the job itself, which submitted its successor
         return job.state is not None and is_ended(job.state)
-    writer = str(life.intent.get("writer", "::"))
+    return process_gone(str(life.intent.get("writer", "::")))
+
+
+def process_gone(writer: str) -> bool:
+    """The process of this name is known to be gone, or to be done with what it began. Of another host's nothing is known."""
     host, pid, ticks = writer.split(":")[:3]
     if host != os.uname().nodename:
         return False  # see ``elsewhere``

@@ -23,6 +23,8 @@ from hpcmoe.runs.observe import view as view_of
 from hpcmoe.runs.registry import run_dirs
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import read_record, result_state
+from hpcmoe.runs.sweep import SweepDir
+from hpcmoe.runs.sweep_life import anything_to_do
 
 LOOK_EVERY_S = 1.0  # at the run directory
 # At Slurm: often while something is about to happen, then seldom, so that a follower for a night costs the controller nothing.
@@ -38,14 +40,22 @@ def supervise(run: RunDir, say: Callable[[str], None], tail: LogTail | None = No
     return supervise_all([run], say, tail)[0]
 
 
-def supervise_all(runs: Sequence[RunDir], say: Callable[[str], None], tail: LogTail | None = None) -> list[RunView]:
-    """Block until all of ``runs`` are over, asking Slurm about them together; returns their last views, in the same order."""
+def supervise_all(
+    runs: Sequence[RunDir], say: Callable[[str], None], tail: LogTail | None = None, sweep: SweepDir | None = None
+) -> list[RunView]:
+    """Block until all of ``runs`` are over, asking Slurm about them together; returns their last views, in the same order.
+
+    ``sweep``: of which these are runs; it is gone on with meanwhile.
+    """
     follower = {run.run_id: _Follower(run, say) for run in runs}
     ends: dict[str, RunView] = {}
     ask_every = ASK_FIRST_S
     while True:
         still = [run for run in runs if run.run_id not in ends]
         news = False
+        for deed in _go_on(sweep) if sweep is not None else ():
+            say(str(deed["text"]))
+            news = True
         seen = observe([read_record(run) for run in still])
         send_due(seen, time.time(), say)
         for run, now in zip(still, seen, strict=True):
@@ -166,9 +176,24 @@ def one_round(root: Path, glancer: Glancer) -> Round:
         except (UserError, OSError, AssertionError, KeyError, TypeError) as error:
             text = f"run {run_id} could not be helped: {error}"
             deeds.append({"run_id": run_id, "did": "not_helped", "text": text, "problem": str(error)})
+    for path in sorted({str(view.record.planned["sweep"]) for view in views if view.record.planned.get("sweep")}):
+        deeds += _go_on(SweepDir(Path(path)))
     now = time.time()
     send_due([*views, *(view_of(record, JobView(), now) for record in over)], now, lambda text: deeds.append(_not_told(text)))
     return Round(len(views), deeds, next((view.job.problem for view in views if not view.job.reachable), None))
+
+
+def _go_on(sweep: SweepDir) -> list[Deed]:
+    """Submit what the sweep holds back, where there is room for it now. A sweep's trouble is no other's."""
+    try:
+        if not anything_to_do(sweep):
+            return []
+        from hpcmoe.runs.advance import advance
+
+        return [{"run_id": None, "sweep_id": sweep.sweep_id, "did": "advanced", "text": line} for line in advance(sweep)]
+    except (UserError, OSError, LookupError, TypeError, ValueError) as error:
+        text = f"sweep {sweep.path.name} could not be gone on with: {error}"
+        return [{"run_id": None, "sweep_id": sweep.path.name, "did": "not_advanced", "text": text, "problem": str(error)}]
 
 
 def _not_told(text: str) -> Deed:

@@ -75,6 +75,11 @@ class SweepDir:
         """Held by the one that decides what is submitted next."""
         return self.path / ".advance.lock"
 
+    @property
+    def asked(self) -> Path:
+        """Grows by a byte with each one that wants it looked at."""
+        return self.path / ".advance.asked"
+
     @cached_property
     def facts(self) -> dict[str, Any]:
         """sweep.json. Raises UserError where it cannot be read."""

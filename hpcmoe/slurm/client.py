@@ -60,8 +60,11 @@ __all__ = [
     "down_nodes",
     "end_within",
     "exclude_nodes",
+    "hold",
+    "limit_array",
     "places",
     "queue_of_user",
+    "release",
     "requeue",
     "sacct",
     "show_ending",
@@ -216,6 +219,20 @@ def cancel(job_ids: Sequence[str]) -> None:
     """End these jobs for good. Ended and forgotten ones are no error."""
     if job_ids:
         run_or_reject(["scancel", *job_ids])
+
+
+def limit_array(job_id: str, most: int | None) -> None:
+    """At most so many of the array's elements at once (None: any number); those that run go on. The owner may."""
+    run_or_reject(["scontrol", "update", f"JobId={job_id}", f"ArrayTaskThrottle={most or 0}"])
+
+
+def hold(job_id: str) -> None:
+    """Start no more of this job or array until ``release``; what runs goes on. The owner may."""
+    run_or_reject(["scontrol", "hold", job_id])
+
+
+def release(job_id: str) -> None:
+    run_or_reject(["scontrol", "release", job_id])
 
 
 def down_nodes(hosts: Sequence[str]) -> dict[str, str]:

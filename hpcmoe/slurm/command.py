@@ -33,11 +33,12 @@ class SlurmUnreachable(SlurmError):  # noqa: N818
 
 
 class SlurmRejected(SlurmError):  # noqa: N818
-    """Slurm answered, and the answer is no. ``line`` is Slurm's own reason."""
+    """Slurm answered, and the answer is no. ``line`` is Slurm's own reason, ``said`` all that it said."""
 
-    def __init__(self, line: str) -> None:
+    def __init__(self, line: str, said: str | None = None) -> None:
         super().__init__(line)
         self.line = line
+        self.said = line if said is None else said
 
 
 @dataclass(frozen=True)
@@ -156,5 +157,5 @@ def run_or_reject(argv: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S, env
     """Like ``run``, but a non-zero exit code raises SlurmRejected. Returns stdout."""
     done = run(argv, timeout_s, env)
     if done.rc != 0:
-        raise SlurmRejected(reason_line(done.stderr or done.stdout))
+        raise SlurmRejected(reason_line(done.stderr or done.stdout), done.stderr or done.stdout)
     return done.stdout

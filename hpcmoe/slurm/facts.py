@@ -212,7 +212,7 @@ class ClusterFacts:
     preempt_mode: str
     user_signal: bool  # --signal's signal is sent at preemption, in place of the first TERM
     job_requeue: bool  # jobs may be requeued unless they say --no-requeue
-    max_array_size: int  # caps the index: 0 .. max_array_size - 1
+    max_array_size: int  # most tasks of an array: MaxArraySize caps the index (0 .. MaxArraySize - 1), max_array_tasks the tasks
     message_timeout_s: float
     min_job_age_s: float  # ended jobs are forgotten by the controller after this
     accounting: bool
@@ -226,6 +226,8 @@ def read_cluster(text: str) -> ClusterFacts:
     version = re.search(r"\d+(?:\.\d+)*", config.get("SLURM_VERSION", ""))
     expire = re.search(r"cred_expire=(\d+)", config.get("AuthInfo", ""))
     size = config.get("MaxArraySize", "")
+    tasks = re.search(r"max_array_tasks=(\d+)", config.get("SchedulerParameters", ""))
+    most = int(size) if size.isdigit() else 1001
     return ClusterFacts(
         version=tuple(int(part) for part in version[0].split(".")) if version else (),
         cluster_name=config.get("ClusterName", ""),
@@ -234,7 +236,7 @@ def read_cluster(text: str) -> ClusterFacts:
         preempt_mode=config.get("PreemptMode", ""),
         user_signal=bool({"preempt_send_user_signal", "send_user_signal"} & set(signals.split(","))),
         job_requeue=config.get("JobRequeue", "1") != "0",
-        max_array_size=int(size) if size.isdigit() else 1001,
+        max_array_size=min(most, int(tasks[1])) if tasks else most,
         message_timeout_s=parse_seconds(config.get("MessageTimeout", "")) or 10.0,
         min_job_age_s=parse_seconds(config.get("MinJobAge", "")) or 300.0,
         accounting=config.get("AccountingStorageType", "") not in ("", "(null)", "accounting_storage/none"),

@@ -65,6 +65,22 @@ def _array_id(job: int, listed: str, closed: bool) -> JobId:
     return JobId(job, tasks=tuple(tasks), cut=cut)
 
 
+def compress_job_ids(job_ids: Sequence[str]) -> list[str]:
+    """Ids as scancel takes them: the tasks of one array in one word, ``41_[0-3,7]``."""
+    tasks: dict[str, list[int]] = {}
+    found: list[str] = []
+    for job_id in job_ids:
+        job, underscore, task = job_id.partition("_")
+        if underscore:
+            tasks.setdefault(job, []).append(int(task))
+        else:
+            found.append(job_id)
+    for job, numbers in tasks.items():
+        several = ",".join(_ranges(sorted(set(numbers)), 1))
+        found.append(f"{job}_{several}" if len(numbers) == 1 else f"{job}_[{several}]")
+    return found
+
+
 def parse_submitted(stdout: str) -> str:
     """The job id that ``sbatch --parsable`` prints: ``ID`` or ``ID;cluster``. Raises ValueError when there is none."""
     for line in reversed(stdout.splitlines()):

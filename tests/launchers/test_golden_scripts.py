@@ -50,10 +50,11 @@ SPECS: dict[str, JobSpec] = {
         RUN,
     ),
     "array": spec(
-        config("cluster=testbed", "slurm.array_parallelism=2"),
+        config("cluster=testbed"),
         *(RUN.parent / name for name in ("abc123", "bcd234", "cde345")),
         job_name="hpcmoe-20261130-120000",
         sweep_dir=RUN.parent / "sweeps" / "20261130-120000",
+        at_once=2,
     ),
 }
 

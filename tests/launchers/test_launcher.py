@@ -12,6 +12,8 @@ import pytest
 from hpcmoe.config.compose import opened_hydra
 from hpcmoe.errors import UserError
 from hpcmoe.runs.journal import read_journal
+from hpcmoe.runs.rundir import RunDir
+from hpcmoe.runs.store import finish
 from hpcmoe.runs.sweep import SweepDir
 from tests.hpcmoe_slurm.fakes import RECORDED, FakeSlurm
 
@@ -20,14 +22,15 @@ from tests.hpcmoe_slurm.fakes import RECORDED, FakeSlurm
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake = FakeSlurm(tmp_path / "bin", monkeypatch)
     fake.runs("sbatch", f'echo $((40 + $(wc -l <"{fake.folder}/sbatch.log")))')
-    fake.answers("srun")
+    for command in ("srun", "squeue", "sacctmgr"):
+        fake.answers(command)
     fake.runs("scontrol", f'cat "{RECORDED / "show_config.txt"}"')
     monkeypatch.setenv("HPCMOE_RUNS", str(tmp_path / "runs"))
     return fake
 
 
-def sweep(tmp_path: Path, *overrides: str) -> list[dict[str, str]]:
-    words = ["hydra/launcher=hpcmoe", f"hydra.sweep.dir={tmp_path / 'runs' / 'sweeps' / 'one'}", "cluster=testbed", *overrides]
+def sweep(tmp_path: Path, *overrides: str, name: str = "one") -> list[dict[str, str]]:
+    words = ["hydra/launcher=hpcmoe", f"hydra.sweep.dir={tmp_path / 'runs' / 'sweeps' / name}", "cluster=testbed", *overrides]
     with opened_hydra() as hydra:
         batches = hydra.multirun("config", lambda _: None, words, with_log_configuration=False)
     return [point.return_value for batch in batches for point in batch]
@@ -47,7 +50,7 @@ def test_points_that_slurm_sees_alike_are_one_array(slurm: FakeSlurm, tmp_path: 
 def test_points_of_different_shape_are_several_jobs_and_keep_their_order(slurm: FakeSlurm, tmp_path: Path) -> None:
     values = sweep(tmp_path, "nodes=1,2", "train.seed=0,1")
     assert [value["job_id"] for value in values] == ["41_0", "41_1", "42_0", "42_1"]
-    values = sweep(tmp_path, "slurm.partition=high,cancel_grace")
+    values = sweep(tmp_path, "slurm.partition=high,cancel_grace", name="two")
     assert [value["job_id"] for value in values] == ["43", "44"]
 
 
@@ -83,6 +86,24 @@ def test_batches_of_a_sweeper_do_not_overwrite_each_other(slurm: FakeSlurm, tmp_
     sweep(tmp_path, "train.seed=0,1,2,3", "hydra.sweeper.max_batch_size=2")
     scripts = sorted(path.name for path in (tmp_path / "runs" / "sweeps" / "one" / "sbatch").glob("array-*.sh"))
     assert scripts == ["array-0.sh", "array-1.sh"]
+
+
+def test_points_that_a_sweep_has_and_those_with_a_result_are_not_run_again(slurm: FakeSlurm, tmp_path: Path) -> None:
+    first = sweep(tmp_path, "train.seed=0,1")
+    added = sweep(tmp_path, "train.seed=1,2", "slurm.time=1:00:00")
+    assert [value.get("same_as") for value in added] == [first[1]["run_id"], None]
+    assert [point.index for point in SweepDir(tmp_path / "runs" / "sweeps" / "one").read_points()] == [0, 1, 2]
+    finish(RunDir(Path(first[0]["run_dir"])), "COMPLETED", None)
+    other = sweep(tmp_path, "train.seed=0,1", name="two")
+    assert [value.get("same_as") for value in other] == [first[0]["run_id"], None]
+    again = sweep(tmp_path, "train.seed=0", "sweep.skip_finished=false", name="three")
+    assert again[0]["run_id"] not in {value["run_id"] for value in [*first, *added, *other]}
+
+
+def test_what_holds_for_the_whole_sweep_cannot_be_swept_over(slurm: FakeSlurm, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"slurm\.array_parallelism is 1 for one point and 2 for another"):
+        sweep(tmp_path, "slurm.array_parallelism=1,2")
+    assert slurm.calls("sbatch") == []
 
 
 def test_another_hydra_app_gets_one_clear_line(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ class AppSweep:
     def _wait(self, points: Sequence[Point], submitted: Sequence[JobReturn], sweep_id: str) -> list[JobReturn]:
         runs = [RunDir(Path(done.return_value["run_dir"])) for done in submitted]
         try:
-            views = supervise_all(runs, log.debug)
+            views = supervise_all(runs, log.debug, sweep=SweepDir(Path(str(self.config.hydra.sweep.dir)).absolute()))
         except KeyboardInterrupt:
             again = f"`hpcmoe sweep wait {sweep_id}` follows them again, `hpcmoe sweep cancel {sweep_id}` ends them"
             print(f"\nthe points of sweep {sweep_id} go on; {again}", file=sys.stderr)

@@ -10,8 +10,8 @@ from submitit.local.local import LocalExecutor
 
 from hpcmoe.errors import UserError
 from hpcmoe.runs.jobspec import JobSpec
+from hpcmoe.runs.scripts import write_scripts
 from hpcmoe.slurm.command import scrubbed
-from hydra_plugins.hpcmoe_launchers._scripts import write_scripts
 
 # What a parent may have set to be ignored would stay ignored in the script and its ranks.
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)

@@ -12,12 +12,12 @@ from submitit.core import core, utils
 from submitit.slurm.slurm import SlurmExecutor
 
 from hpcmoe.runs.jobspec import JobSpec
+from hpcmoe.runs.scripts import write_scripts
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError, SlurmMissing
 from hpcmoe.slurm.parse import parse_submitted
 from hpcmoe.slurm.submit import sbatch
 from hydra_plugins.hpcmoe_launchers._job_environment import HpcmoeJobEnvironment
-from hydra_plugins.hpcmoe_launchers._scripts import write_scripts
 from hydra_plugins.hpcmoe_launchers._task_script import task_script
 from hydra_plugins.hpcmoe_launchers._watcher import HpcmoeJob
 

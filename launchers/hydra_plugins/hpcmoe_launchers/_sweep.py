@@ -1,29 +1,26 @@
-"""From checked points to submitted runs: create the runs, list them as a sweep's points, submit them array by array."""
+"""From checked points to submitted runs: create the runs, list them as a sweep's points, and let the sweep go on."""
 
 from __future__ import annotations
 
 import shutil
-import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig
 
-from hpcmoe.config.schema import Config
 from hpcmoe.errors import UserError
-from hpcmoe.runs.create import ceiling_flag, create_run, journal_submitted
-from hpcmoe.runs.jobspec import JobSpec
-from hpcmoe.runs.journal import Journal
-from hpcmoe.runs.rundir import RunDir
-from hpcmoe.runs.submission import begin
+from hpcmoe.runs.advance import Advanced, advance_once
+from hpcmoe.runs.control import LOCK_WAIT_S
+from hpcmoe.runs.create import Membership, create_run, sync_runs
+from hpcmoe.runs.duplicates import finished_runs
+from hpcmoe.runs.provenance import FILE, write_provenance
 from hpcmoe.runs.sweep import SweepDir, SweepPoint, create_sweep
-from hpcmoe.slurm import client
-from hpcmoe.slurm.command import SlurmError, SlurmUnreachable
+from hpcmoe.runs.sweep_life import life_of
 from hydra_plugins.hpcmoe_launchers import executor_for
-from hydra_plugins.hpcmoe_launchers._points import Point, Preview, previews
+from hydra_plugins.hpcmoe_launchers._points import Point, previews
 
 
 def preview_points(points: Sequence[Point]) -> list[JobReturn]:
@@ -31,16 +28,118 @@ def preview_points(points: Sequence[Point]) -> list[JobReturn]:
     return [_return(point, preview, "") for point, preview in zip(points, previews(points), strict=True)]
 
 
-def submit_points(points: Sequence[Point], master: DictConfig, launcher: str = "hpcmoe") -> list[JobReturn]:
-    """Create the runs and submit them. Raises UserError when Slurm refuses, and says which points are submitted already."""
-    policy = policy_of(points)
-    typed = [str(word) for word in master.hydra.overrides.task]
-    sweep = create_sweep(Path(str(master.hydra.sweep.dir)), launcher=launcher, overrides=typed, policy=policy)
-    first = max((point.index for point in sweep.read_points()), default=-1) + 1
-    returns: dict[int, JobReturn] = {}
-    for batch in batches(points, _most_tasks(points)):
-        returns.update(_submit_batch(batch, sweep, first - points[0].index, done=len(returns)))
-    return [returns[point.index] for point in points]
+def submit_points(
+    points: Sequence[Point], master: DictConfig, launcher: str = "hpcmoe", multirun: Multirun | None = None
+) -> list[JobReturn]:
+    """Create the runs and submit as many as there is room for; the others are held back, and submitted when there is.
+
+    Each value: run_id, job_id (None: held back), run_dir, index (in the sweep); of a point that is not run, ``same_as``: the run
+    that has, or will have, its result. ``multirun``: that of the launcher's earlier batches. Raises UserError when Slurm refuses,
+    and says which points are submitted already.
+    """
+    return (multirun or Multirun(launcher)).submit(points, master)
+
+
+class Multirun:
+    """What one multirun knows of its sweep, from its first batch to its last."""
+
+    def __init__(self, launcher: str = "hpcmoe") -> None:
+        self._launcher = launcher
+        self._sweep: SweepDir | None = None
+        self._before: dict[str, SweepPoint] = {}  # points, by their key, that the sweep had before this multirun
+        self._provenance = Path()
+        self._done = 0
+
+    def submit(self, points: Sequence[Point], master: DictConfig) -> list[JobReturn]:
+        policy = policy_of(points)
+        for config in {point.config.cluster.scheduler: point.config for point in points}.values():
+            executor_for(config, Path())  # where that cannot be, nothing is written
+        sweep = self._sweep or self._open(points, master, policy)
+        listed = self._list(sweep, points, bool(policy["skip_finished"]))
+        done = advance_once(sweep, wait_s=LOCK_WAIT_S)
+        mine = {each.index for each in listed}
+        refused = {index: why for index, why in done.refused.items() if index in mine}
+        if refused:
+            self._withdraw(sweep, listed, refused)
+        jobs = life_of(sweep).carriers()
+        waiting = [each for each in listed if each.run_id is not None and each.index not in jobs and each.index not in refused]
+        if refused or (done.unknown is not None and waiting):
+            raise self._not_submitted(sweep, done, refused, len(waiting))
+        self._done += len(points)
+        return [self._value(sweep, each, point, jobs) for each, point in zip(listed, points, strict=True)]
+
+    def _open(self, points: Sequence[Point], master: DictConfig, policy: dict[str, Any]) -> SweepDir:
+        path, typed = Path(str(master.hydra.sweep.dir)), [str(word) for word in master.hydra.overrides.task]
+        schedulers = {point.config.cluster.scheduler for point in points}
+        sweep = create_sweep(
+            path,
+            launcher=self._launcher,
+            overrides=typed,
+            policy=policy,
+            scheduler="slurm" if "slurm" in schedulers else "local",
+        )
+        self._before = {point.key: point for point in sweep.read_points() if point.key}
+        number = 0
+        while (home := sweep.shared / str(number)).exists():
+            number += 1
+        write_provenance(home, str(sweep.facts.get("scheduler")))
+        self._provenance, self._sweep = home / FILE, sweep
+        return sweep
+
+    def _list(self, sweep: SweepDir, points: Sequence[Point], skip_finished: bool) -> list[SweepPoint]:
+        """The sweep's points for these: those that it has already, and new ones, which get runs unless a run has their result."""
+        finished = finished_runs(sweep.root, {point.key for point in points}) if skip_finished else {}
+        index = max((point.index for point in sweep.read_points()), default=-1) + 1
+        listed: list[SweepPoint] = []
+        new: list[SweepPoint] = []
+        try:
+            for point in points:
+                if point.key in self._before:
+                    listed.append(self._before[point.key])
+                    continue
+                run_id, same_as = None, finished.get(point.key)
+                if same_as is None:
+                    member = Membership(sweep.path, index, self._provenance)
+                    run_id = create_run(point.config, point.overrides, sweep.root, member, point.key).run_id
+                new.append(SweepPoint(index, point.overrides, point.key, run_id, same_as, point.gpu_hours, point.shape))
+                listed.append(new[-1])
+                index += 1
+            sync_runs(sweep.run(each.run_id) for each in new if each.run_id is not None)
+            if new:
+                sweep.append_points(new)
+        except BaseException:
+            for each in new:
+                if each.run_id is not None:
+                    shutil.rmtree(sweep.run(each.run_id).path, ignore_errors=True)
+            raise
+        return listed
+
+    def _withdraw(self, sweep: SweepDir, listed: Sequence[SweepPoint], refused: dict[int, str]) -> None:
+        """Runs that Slurm has surely not got are removed."""
+        sweep.withdraw(list(refused), next(iter(refused.values())))
+        for each in listed:
+            if each.index in refused and each.run_id is not None:
+                shutil.rmtree(sweep.run(each.run_id).path)
+
+    def _not_submitted(self, sweep: SweepDir, done: Advanced, refused: dict[int, str], waiting: int) -> UserError:
+        there = sum(point.run_id is not None for point in sweep.read_points()) - waiting
+        before = f"; {there} points are submitted: `hpcmoe sweep status {sweep.sweep_id}`" if there else ""
+        if refused:
+            return UserError(f"the job is refused: {next(iter(refused.values()))}{before}")
+        again = f"`hpcmoe sweep resume {sweep.sweep_id}` tries again"
+        return UserError(f"{waiting} runs are planned but not submitted: {done.unknown}; {again}{before}")
+
+    def _value(self, sweep: SweepDir, each: SweepPoint, point: Point, jobs: dict[int, str]) -> JobReturn:
+        run = sweep.run(each.result_run)
+        value: dict[str, Any] = {
+            "run_id": run.run_id,
+            "job_id": jobs.get(each.index),
+            "run_dir": str(run.path),
+            "index": each.index,
+        }
+        if each.same_as is not None or point.key in self._before:
+            value |= {"same_as": run.run_id, "finished": each.same_as is not None}
+        return _return(point, value, str(run.path))
 
 
 def policy_of(points: Sequence[Point]) -> dict[str, Any]:
@@ -54,77 +153,7 @@ def policy_of(points: Sequence[Point]) -> dict[str, Any]:
     return policies[0]
 
 
-def batches(points: Sequence[Point], most: int) -> Iterator[list[Point]]:
-    """Points of one job shape together, at most ``most`` of them."""
-    shapes: dict[str, list[Point]] = {}
-    for point in points:
-        shapes.setdefault(point.shape, []).append(point)
-    for alike in shapes.values():
-        for first in range(0, len(alike), most):
-            yield alike[first : first + most]
-
-
-def _most_tasks(points: Sequence[Point]) -> int:
-    """Local runs are started one by one and take turns; an array may have MaxArraySize tasks, as that caps the index."""
-    if any(point.config.cluster.scheduler == "slurm" for point in points):
-        return client.cluster_facts().max_array_size
-    return 1
-
-
-def _submit_batch(batch: Sequence[Point], sweep: SweepDir, shift: int, done: int) -> dict[int, JobReturn]:
-    """``shift``: from a point's index in the multirun to that in the sweep."""
-    config = batch[0].config
-    executor, flags = executor_for(config, sweep.sbatch), tuple(ceiling_flag(config))
-    runs = [create_run(point.config, list(point.overrides)) for point in batch]
-    part = _free_part(sweep)
-    name = f"hpcmoe-{sweep.sweep_id}" if len(runs) > 1 else f"hpcmoe-{runs[0].run_id}"
-    token = f"{runs[0].run_id}-0"
-    spec = _spec(runs, config, config.slurm.job_name or name, token, sweep.path, part)
-    for task, run in enumerate(runs):
-        begin(run, token, "sweep", task=task if spec.is_array else None)
-    try:
-        job_ids = executor.submit_run(replace(spec, sbatch_args=flags))
-    except (SlurmError, UserError) as error:
-        raise _not_submitted(runs, error, done) from error
-    listed = [
-        SweepPoint(point.index + shift, point.overrides, point.key, run.run_id, None, point.gpu_hours, point.shape)
-        for point, run in zip(batch, runs, strict=True)
-    ]
-    sweep.append_points(listed)
-    sweep.journal("array_submitted", job_id=job_ids[0].partition("_")[0], part=part, points=[point.index for point in listed])
-    for run, job_id in zip(runs, job_ids, strict=True):
-        journal_submitted(run, job_id, "sweep")
-    return {
-        point.index: _return(point, {"run_id": run.run_id, "job_id": job_id, "run_dir": str(run.path)}, str(run.path))
-        for point, run, job_id in zip(batch, runs, job_ids, strict=True)
-    }
-
-
-def _spec(runs: Sequence[RunDir], config: Config, name: str, token: str, sweep_dir: Path | None = None, part: int = 0) -> JobSpec:
-    return JobSpec(tuple(run.path for run in runs), config, sys.executable, name, token, sweep_dir=sweep_dir, part=part)
-
-
-def _free_part(sweep: SweepDir) -> int:
-    """The number of the sweep's next array; a sweeper may launch several batches into one sweep."""
-    part = 0
-    while (sweep.sbatch / f"array-{part}.sh").exists():
-        part += 1
-    return part
-
-
-def _not_submitted(runs: Sequence[RunDir], error: UserError, done: int) -> UserError:
-    """Runs that Slurm has surely not got are removed; where its answer was lost they stay, to be found and resumed."""
-    before = f"; {done} points before are submitted: `hpcmoe status`" if done else ""
-    if isinstance(error, SlurmUnreachable):
-        for run in runs:
-            Journal(run.journal).append("submit_failed", reason=str(error))
-        return UserError(f"{len(runs)} runs are planned but not submitted: {error}; `hpcmoe resume RUN` tries again{before}")
-    for run in runs:
-        shutil.rmtree(run.path)
-    return UserError(f"the job is refused: {error}{before}")
-
-
-def _return(point: Point, value: Preview | dict[str, Any], directory: str) -> JobReturn:
+def _return(point: Point, value: Any, directory: str) -> JobReturn:
     done = JobReturn(overrides=list(point.overrides), cfg=point.task_config, working_dir=directory)
     done.task_name = "hpcmoe"
     done.status = JobStatus.COMPLETED

@@ -7,6 +7,7 @@ Not for any other Hydra app: each point must be a config of hpcmoe. Light at imp
 # cannot look up annotations that are strings then.
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
@@ -33,20 +34,21 @@ class HpcmoeLauncher(Launcher):
         self.yes = yes
         self.config: DictConfig | None = None
         self.hydra_context: HydraContext | None = None
+        self.multirun: Any = None  # hydra_plugins.hpcmoe_launchers._sweep.Multirun, from the first batch on
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.config = config
         self.hydra_context = hydra_context
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """One JobReturn a point, COMPLETED when it is submitted; its value: ``{"run_id", "job_id", "run_dir"}``.
+        """One JobReturn a point, COMPLETED when it is submitted; its value: that of ``submit_points``.
 
         In a dry run nothing is written or submitted, and the value is a Preview of the point.
 
         Raises UserError, before anything is written, when any point is no valid config of hpcmoe; it names all of these.
         """
         from hydra_plugins.hpcmoe_launchers._points import compose_points, confirm_points, show_plan
-        from hydra_plugins.hpcmoe_launchers._sweep import preview_points, submit_points
+        from hydra_plugins.hpcmoe_launchers._sweep import Multirun, preview_points, submit_points
 
         assert self.config is not None, "Hydra calls setup first"
         assert self.hydra_context is not None
@@ -55,4 +57,5 @@ class HpcmoeLauncher(Launcher):
             return preview_points(points)
         show_plan(points)
         confirm_points(points, self.yes)
-        return submit_points(points, self.config)
+        self.multirun = self.multirun or Multirun()
+        return submit_points(points, self.config, multirun=self.multirun)
