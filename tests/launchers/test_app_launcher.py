@@ -189,7 +189,9 @@ def test_a_task_that_raises_fails_at_once_everywhere_and_hides_no_other(swept: S
 
 def test_the_task_is_written_once_a_sweep_and_a_point_s_words_are_in_its_command(asked: Swept) -> None:
     _, cwd = asked
-    assert [path.name for path in find_sweep("latest", cwd / "runs").path.glob("task/*")] == ["0.pickle"]
+    sweep = find_sweep("latest", cwd / "runs")
+    assert [path.name for path in sweep.path.glob("task/*")] == ["0.pickle"]
+    assert len(list(sweep.shared.iterdir())) == 1, "provenance, of both batches"
     commands = [raw_config(run)["engine"]["command"] for run in runs(cwd)]
     assert [words[4:] for words in commands] == [
         ["0", "x=14", "db=postgres"], ["1", "x=20", "db=postgres"], ["2", "x=16"], ["3", "x=201"]
@@ -270,7 +272,7 @@ def test_a_sweeper_that_needs_values_is_not_detached(app: Path, slurm: FakeSlurm
     sweeper = {"_target_": "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"}
     hydra = {"sweep": {"dir": str(tmp_path)}, "sweeper": sweeper, "hydra_logging": None, "verbose": False}
     config = OmegaConf.create({"hydra": hydra})
-    sweep = AppSweep("slurm", {"detach": True}, config, None, lambda _: None, None)  # type: ignore[arg-type]
+    sweep = AppSweep("slurm", {"detach": True}, config, None, lambda _: None)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="return values"):
         sweep.launch([["x=1"]], 0)
     assert not slurm.calls("sbatch")

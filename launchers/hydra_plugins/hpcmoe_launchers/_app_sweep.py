@@ -29,7 +29,7 @@ from hpcmoe.runs.sweep import SweepDir
 from hydra_plugins.hpcmoe_launchers._app_config import app_config
 from hydra_plugins.hpcmoe_launchers._payload import read_return, write_task
 from hydra_plugins.hpcmoe_launchers._points import Point, confirm_points
-from hydra_plugins.hpcmoe_launchers._sweep import submit_points
+from hydra_plugins.hpcmoe_launchers._sweep import Multirun, submit_points
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class PointFailed(RuntimeError):  # noqa: N818  no error of this program's
 
 
 class AppSweep:
-    """One launcher's sweep; ``task_file``: what its earlier batches have written of the task already."""
+    """One launcher's sweep, from its first batch to its last."""
 
     def __init__(
         self,
@@ -52,10 +52,11 @@ class AppSweep:
         config: DictConfig,
         context: HydraContext,
         function: TaskFunction,
-        task_file: Path | None,
     ) -> None:
         self.scheduler, self.params, self.config = scheduler, params, config
-        self.context, self.function, self.task_file = context, function, task_file
+        self.context, self.function = context, function
+        self.multirun = Multirun(f"hpcmoe_{scheduler}")
+        self.task_file: Path | None = None  # once it is written
 
     def launch(self, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[JobReturn]:
         setup_globals()
@@ -72,7 +73,7 @@ class AppSweep:
         if self.task_file is None:
             write_task(task_file, self.function, self.context, self.config)
             self.task_file = task_file
-        submitted = submit_points(points, self.config, f"hpcmoe_{self.scheduler}")
+        submitted = submit_points(points, self.config, multirun=self.multirun)
         sweep_id = SweepDir(directory).sweep_id
         log.info(f"Sweep {sweep_id}: {len(points)} points submitted; `hpcmoe sweep status {sweep_id}` follows them")
         for point in points:

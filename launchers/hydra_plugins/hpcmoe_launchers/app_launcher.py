@@ -8,7 +8,6 @@ Light at import, as Hydra imports it in every app.
 # cannot look up annotations that are strings then.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -82,7 +81,7 @@ class _AppLauncher(Launcher):
         self.config: DictConfig | None = None
         self.hydra_context: HydraContext | None = None
         self.task_function: TaskFunction | None = None
-        self.task_file: Path | None = None  # written with the first batch; a sweeper may launch many
+        self.sweep: Any = None  # hydra_plugins.hpcmoe_launchers._app_sweep.AppSweep, from the first batch on
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.config = config
@@ -92,17 +91,17 @@ class _AppLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """One JobReturn a point, when all have ended: COMPLETED with the task's return value, or FAILED with its exception.
 
-        With ``detach`` one each at once, COMPLETED, with ``{"run_id", "job_id", "run_dir"}`` as its value. Raises UserError,
-        before anything is submitted, for settings that cannot be.
+        With ``detach`` one each at once, COMPLETED, with that of ``submit_points`` as its value. Raises UserError, before
+        anything is submitted, for settings that cannot be.
         """
         from hydra_plugins.hpcmoe_launchers._app_sweep import AppSweep
 
         assert self.config is not None, "Hydra calls setup first"
         assert self.hydra_context is not None
         assert self.task_function is not None
-        sweep = AppSweep(self.scheduler, self.params, self.config, self.hydra_context, self.task_function, self.task_file)
-        returns = sweep.launch(job_overrides, initial_job_idx)
-        self.task_file = sweep.task_file
+        if self.sweep is None:
+            self.sweep = AppSweep(self.scheduler, self.params, self.config, self.hydra_context, self.task_function)
+        returns: Sequence[JobReturn] = self.sweep.launch(job_overrides, initial_job_idx)
         return returns
 
 
