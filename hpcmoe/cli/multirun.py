@@ -57,6 +57,8 @@ def _sweep(args: argparse.Namespace, directory: Path, dry_run: bool = False) -> 
     own = [_override(SWEEP_DIR, str(directory))] if dry_run or not _given(args.overrides) else []
     if dry_run:
         own.append("hydra.launcher.dry_run=true")
+    if args.sweep is not None:
+        own.append(_override("hydra.launcher.sweep", str(find_sweep(args.sweep).path)))
     if args.yes:
         own.append("hydra.launcher.yes=true")
     with opened_hydra(args.config_dir, args.config_path) as hydra:
@@ -118,7 +120,8 @@ def _preview(points: Sequence[Preview], as_json: bool) -> None:
     planned = [point.planned for point in points]
     shapes: dict[str, list[Config]] = {}
     for point in points:
-        shapes.setdefault(point.planned.shape, []).append(point.config)
+        if point.planned.same_as is None:
+            shapes.setdefault(point.planned.shape, []).append(point.config)
     scripts = {shape: _script(configs) for shape, configs in shapes.items()}
     told = forecast(planned, points[0].at_once, points[0].most_elements)
     if as_json:
@@ -129,7 +132,7 @@ def _preview(points: Sequence[Preview], as_json: bool) -> None:
         return
     print(plan_text(planned, told))
     for shape, script in scripts.items():
-        of = number_ranges(point.index for point in planned if point.shape == shape)
+        of = number_ranges(point.index for point in planned if point.shape == shape and point.same_as is None)
         print(f"\n# --- job script of points {of} ---\n{script.rstrip()}")
 
 

@@ -25,7 +25,7 @@ class PlannedPoint:
     hours: float | None  # on its nodes, an estimate
     gpu_hours: float | None  # an estimate
     shape: str  # equal for points that may be elements of one array
-    same_as: str | None = None  # a run that has its result already; the point is not submitted
+    same_as: str | None = None  # a run that has, or will have, its result; the point is not submitted
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def plan_text(points: Sequence[PlannedPoint], told: Forecast, most_rows: int = M
     rows = [["POINT", *keys, "GPUS", "TIME", "GPU-HOURS", ""]]
     for point, text in zip(points[:most_rows], texts, strict=False):
         cells = [text.get(key) or "-" for key in keys]
-        skipped = f"skipped: run {point.same_as} has its result" if point.same_as else ""
+        skipped = f"not run: the same as run {point.same_as}" if point.same_as else ""
         rows.append([str(point.index), *cells, str(point.gpus or "-"), _time(point.hours), _hours(point.gpu_hours), skipped])
     lines = [table(rows)]
     if len(points) > most_rows:
@@ -90,7 +90,7 @@ def plan_text(points: Sequence[PlannedPoint], told: Forecast, most_rows: int = M
 
 def forecast_lines(told: Forecast) -> list[str]:
     how = f" in {many(told.arrays, 'array')}" if told.arrays else ""
-    skipped = f"; {told.skipped} more skipped, as their results are there" if told.skipped else ""
+    skipped = f"; {told.skipped} more not run, as there are such runs" if told.skipped else ""
     unknown = f" and those of {many(told.gpu_hours_unknown, 'point')}, which are not known" if told.gpu_hours_unknown else ""
     hours = f"about {told.gpu_hours:,.1f} GPU-hours{unknown}" if told.gpu_hours or unknown else "no GPUs are counted here"
     first = f"{many(told.points, 'run')}{how}, {hours}{skipped}"

@@ -10,6 +10,9 @@ import pytest
 import yaml
 
 from hpcmoe.cli.main import main
+from hpcmoe.config.key import config_key
+from hpcmoe.runs.sweep import SweepPoint
+from tests.runs.sweeps import finished, planned, write_run, write_sweep
 
 Captured = pytest.CaptureFixture[str]
 
@@ -113,6 +116,20 @@ def test_a_dry_sweep_tells_the_whole_and_shows_a_script_for_each_shape(here: Pat
         "# --- job script of points 3-5 ---",
     ]
     assert list(here.iterdir()) == []
+
+
+def test_points_that_are_not_run_are_shown_as_such_and_cost_nothing(here: Path, capsys: Captured) -> None:
+    words = ["-m", "cluster=testbed", "nodes=1", "train.seed=0,1,2", "slurm.time=60", "--dry-run"]
+    told = json.loads(answer(*words, "--json", capsys=capsys))
+    keys = [config_key(point["config"]) for point in told["points"]]
+    write_run(here / "runs", "aaaaaa", planned(key=keys[0]), finished("COMPLETED"))
+    (here / "runs" / "aaaaaa" / "result.json").write_text('{"state": "COMPLETED"}')
+    write_sweep(here / "runs", [SweepPoint(0, (), keys[1], "bbbbbb")])
+    lines = answer(*words, "--sweep", "swp001", capsys=capsys).splitlines()
+    assert [line.partition("not run: ")[2] for line in lines[1:4]] == ["the same as run aaaaaa", "the same as run bbbbbb", ""]
+    assert "1 run in 1 array, about 4.0 GPU-hours; 2 more not run, as there are such runs" in lines
+    again = answer(*words, "sweep.skip_finished=false", capsys=capsys)
+    assert "3 runs in 1 array, about 12.0 GPU-hours" in again.splitlines()
 
 
 def test_every_impossible_point_is_named_before_anything_is_written(here: Path, capsys: Captured) -> None:

@@ -45,9 +45,9 @@ def test_the_plan_is_a_table_of_what_differs_and_the_whole_in_two_lines() -> Non
         "POINT  train.seed  GPUS  TIME   GPU-HOURS",
         "0      0           8     2h00m  16.0",
         "1      1           8     1h00m  8.0",
-        "2      2           8     1h00m  8.0        skipped: run abc123 has its result",
+        "2      2           8     1h00m  8.0        not run: the same as run abc123",
         "all points: model=tiny",
-        "2 runs in 1 array, about 24.0 GPU-hours; 1 more skipped, as their results are there",
+        "2 runs in 1 array, about 24.0 GPU-hours; 1 more not run, as there are such runs",
         "longest path, 1 at once: about 3h00m; waiting in the queue not counted",
     ]
 

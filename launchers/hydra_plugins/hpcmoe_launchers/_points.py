@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hydra.core.config_loader import ConfigLoader
@@ -20,8 +20,11 @@ from hpcmoe.config.validate import validate
 from hpcmoe.errors import UserError
 from hpcmoe.planner.check import ManyPlans
 from hpcmoe.runs.create import ceiling_flag
+from hpcmoe.runs.duplicates import finished_runs
 from hpcmoe.runs.estimate import confirm, counted_gpus, estimate_gpu_hours, estimate_hours
 from hpcmoe.runs.jobspec import job_shape
+from hpcmoe.runs.registry import runs_root
+from hpcmoe.runs.sweep import SweepDir
 from hpcmoe.runs.sweep_plan import PlannedPoint, forecast, plan_text, refusal
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError
@@ -93,17 +96,29 @@ class Preview:
     most_elements: int | None  # of one array; None: there are no arrays here
 
 
-def previews(points: Sequence[Point]) -> list[Preview]:
-    """What would be submitted of these points, and how they go together."""
+def runs_by_key(sweep: SweepDir) -> dict[str, str]:
+    """The runs that have, or will have, the results of a sweep's points."""
+    return {point.key: point.result_run for point in sweep.read_points() if point.key}
+
+
+def not_run(points: Sequence[Point], there: Mapping[str, str]) -> dict[str, str]:
+    """By key: runs of points that are not run again: those of the sweep (``there``), or such that have COMPLETED."""
+    if not points[0].config.sweep.skip_finished:
+        return dict(there)
+    return {**finished_runs(runs_root(), {point.key for point in points}), **there}
+
+
+def previews(points: Sequence[Point], known: Mapping[str, str]) -> list[Preview]:
+    """What would be submitted of these points, and how they go together. ``known``: by key, runs of points that are not run."""
     local = all(point.config.cluster.scheduler == "local" for point in points)
     throttle = points[0].config.slurm.array_parallelism
     at_once, most = (1, None) if local else (throttle, _most_elements())  # local runs take turns
-    return [Preview(_planned(point), point.config, at_once, most) for point in points]
+    return [Preview(_planned(point, known.get(point.key)), point.config, at_once, most) for point in points]
 
 
-def _planned(point: Point) -> PlannedPoint:
+def _planned(point: Point, same_as: str | None) -> PlannedPoint:
     gpus = counted_gpus(point.config)
-    return PlannedPoint(point.index, point.overrides, gpus, point.hours, point.gpu_hours, point.shape)
+    return PlannedPoint(point.index, point.overrides, gpus, point.hours, point.gpu_hours, point.shape, same_as)
 
 
 def _most_elements() -> int:
@@ -113,9 +128,9 @@ def _most_elements() -> int:
         return SLURMS_MAX_ARRAY_SIZE
 
 
-def show_plan(points: Sequence[Point]) -> None:
+def show_plan(points: Sequence[Point], known: Mapping[str, str]) -> None:
     """The table of points and the whole, for a person."""
-    seen = previews(points)
+    seen = previews(points, known)
     planned = [one.planned for one in seen]
     print(plan_text(planned, forecast(planned, seen[0].at_once, seen[0].most_elements)), file=sys.stderr)
 

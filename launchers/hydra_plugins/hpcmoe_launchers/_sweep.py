@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ from hydra_plugins.hpcmoe_launchers import executor_for
 from hydra_plugins.hpcmoe_launchers._points import Point, previews
 
 
-def preview_points(points: Sequence[Point]) -> list[JobReturn]:
+def preview_points(points: Sequence[Point], known: Mapping[str, str]) -> list[JobReturn]:
     """What each point would be as its return value; nothing is written."""
-    return [_return(point, preview, "") for point, preview in zip(points, previews(points), strict=True)]
+    return [_return(point, preview, "") for point, preview in zip(points, previews(points, known), strict=True)]
 
 
 def submit_points(
