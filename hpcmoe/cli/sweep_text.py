@@ -8,8 +8,8 @@ from typing import Any
 
 from hpcmoe.cli.words import ago
 from hpcmoe.runs.choose import texts_of
-from hpcmoe.runs.points import throttle
 from hpcmoe.runs.results import PointResult, Results
+from hpcmoe.runs.sweep_life import life_of, stop_reason
 from hpcmoe.text import many, table
 
 MOST_ROWS = 40
@@ -20,16 +20,16 @@ BY_INTEREST = ("FAILED", "UNKNOWN", "STOPPED", "CANCELLED", "RUNNING", "QUEUED",
 
 def summary(results: Results) -> dict[str, Any]:
     """The sweep as a whole, for --json."""
-    sweep = results.sweep
+    sweep, life = results.sweep, life_of(results.sweep)
     return {
         "sweep_id": sweep.sweep_id,
         "sweep_dir": str(sweep.path),
         "created": sweep.facts.get("created"),
         "launcher": sweep.facts.get("launcher"),
-        "throttle": throttle(sweep),
+        "throttle": life.throttle,
         "states": _counts(results.points),
         "gpu_hours": _gpu_hours(results.points),
-        "stopped": _stopped(results),
+        "stopped": stop_reason(life),
     }
 
 
@@ -45,20 +45,6 @@ def _interest(state: str) -> int:
 def _gpu_hours(points: Iterable[PointResult]) -> float:
     """What this sweep has used: a duplicate's run was paid for before."""
     return sum(each.glance.gpu_hours for each in points if each.glance is not None and each.seen.point.same_as is None)
-
-
-def _stopped(results: Results) -> str | None:
-    """Why the sweep starts no more runs; None: it does."""
-    reason = None
-    for event in results.sweep.read_events():
-        match event["event"]:
-            case "stopped":
-                reason = str(event.get("reason"))
-            case "cancelled":
-                reason = "cancelled by its user"
-            case "resumed":
-                reason = None
-    return reason
 
 
 def _states(points: Iterable[PointResult]) -> str:
@@ -78,13 +64,14 @@ def overview(seen: Sequence[Results], now: float) -> str:
 
 def status_text(results: Results, now: float, everything: bool = False) -> str:
     """The sweep, its points in a table, and what its failures said."""
-    facts, at_once, stopped = results.sweep.facts, throttle(results.sweep), _stopped(results)
+    facts, life = results.sweep.facts, life_of(results.sweep)
     created = float(facts.get("created") or now)
     lines = [
         f"sweep {results.sweep_id}  {many(len(results.points), 'point')}, made {ago(created, now)}, in {results.sweep.path}",
         f"{_states(results.points)}; {_gpu_hours(results.points):.2f} GPU-hours"
-        + (f"; at most {at_once} at once" if at_once is not None else ""),
+        + (f"; at most {life.throttle} at once" if life.throttle is not None else ""),
     ]
+    stopped = stop_reason(life)
     lines += [f"starts no more runs: {stopped}"] if stopped else []
     shown = results if everything else _most_interesting(results)
     lines += ["", _table(shown, ["STATE", "STEP", "LOSS", "GPU-HOURS", "ATTEMPTS", "JOB", "RUN", "REASON"], results.varying())]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hpcmoe.runs.glance import Glancer
 from hpcmoe.runs.observe import RunView, observe
 from hpcmoe.runs.sweep import SweepDir, SweepPoint
+from hpcmoe.runs.sweep_life import life_of, stop_reason
 
 HELD_BACK = "HELD_BACK"  # the run is made, and has no job yet: it waits for room
 
@@ -29,21 +30,15 @@ def point_views(sweep: SweepDir, glancer: Glancer | None = None, now: float | No
     runs = {point.result_run: sweep.run(point.result_run) for point in points}
     records = (glancer or Glancer(sweep.root)).read_all(run for run in runs.values() if run.path.is_dir())
     views = {view.record.run.run_id: view for view in observe(records, now)}
-    held = {index: event for event in sweep.read_events() if event["event"] == "held_back" for index in event.get("points") or ()}
-    return [_view(point, views.get(point.result_run), held.get(point.index, {}).get("reason")) for point in points]
+    life = life_of(sweep)
+    waits = stop_reason(life) or life.held_back
+    return [_view(point, views.get(point.result_run), waits) for point in points]
 
 
-def _view(point: SweepPoint, view: RunView | None, held_back: str | None) -> PointView:
+def _view(point: SweepPoint, view: RunView | None, waits: str | None) -> PointView:
     if view is None:
         return PointView(point, None, "UNKNOWN", f"the directory of run {point.result_run} is gone")
     life = view.record.life
     if view.state == "PLANNED" and life.job_id is None and life.intent is None:
-        return PointView(point, view, HELD_BACK, held_back or "waits for room")
+        return PointView(point, view, HELD_BACK, waits or "waits for room")
     return PointView(point, view, view.state, view.reason)
-
-
-def throttle(sweep: SweepDir) -> int | None:
-    """How many of the sweep's runs may run at once, as set last; None: no bound."""
-    told = [event.get("to") for event in sweep.read_events() if event["event"] == "throttle"]
-    at_once = told[-1] if told else sweep.policy.get("throttle")
-    return None if at_once is None else int(at_once)

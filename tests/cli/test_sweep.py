@@ -12,7 +12,7 @@ import pytest
 
 from hpcmoe.cli import main as front
 from hpcmoe.errors import UserError
-from hpcmoe.runs.sweep import SweepPoint
+from hpcmoe.runs.sweep import SweepDir, SweepPoint
 from tests.runs.sweeps import finished, planned, small_sweep, steps, write_run, write_sweep
 
 Captured = pytest.CaptureFixture[str]
@@ -48,6 +48,21 @@ def test_status_counts_the_states_and_shows_every_failure_with_its_last_words(ro
         "point 1 (optim.lr=3e-4 train.seed=0 model=tiny), run bbbbbb, FAILED: 3 attempts without progress",
         "  rank0: RuntimeError: lr is too high",
     ]
+
+
+def test_status_tells_the_throttle_that_was_set_last(root: Path, capsys: Captured) -> None:
+    sweep = SweepDir(root / "sweeps" / "swp001")
+    assert document(capsys, "status", "latest")["throttle"] == 2
+    sweep.journal("throttle", to=5)
+    assert "; at most 5 at once" in said(capsys, "status", "latest")
+    sweep.journal("throttle", to=None)
+    assert "at once" not in said(capsys, "status", "latest")
+
+
+def test_what_waits_says_for_what(root: Path, capsys: Captured) -> None:
+    SweepDir(root / "sweeps" / "swp001").journal("held_back", points=[2], reason="the user may have 3 jobs at once")
+    (point,) = [point for point in document(capsys, "status", "latest")["points"] if point["state"] == "HELD_BACK"]
+    assert (point["point"], point["reason"]) == (2, "the user may have 3 jobs at once")
 
 
 def test_without_a_sweep_status_lists_all(root: Path, capsys: Captured) -> None:
@@ -173,7 +188,7 @@ def test_held_back_runs_are_cancelled_without_a_job_and_can_be_found_again(root:
         "`hpcmoe sweep resume swp001` would continue them",
     ]
     assert document(capsys, "status", "latest")["states"] == {"COMPLETED": 2, "CANCELLED": 1, "UNKNOWN": 1, "FAILED": 1}
-    assert "starts no more runs: cancelled by its user" in said(capsys, "status", "latest").splitlines()
+    assert "starts no more runs: the sweep is cancelled" in said(capsys, "status", "latest").splitlines()
     assert "there is nothing to cancel" in said(capsys, "cancel", "latest", code=2)
 
 

@@ -11,7 +11,6 @@ import pytest
 
 import hpcmoe
 from hpcmoe.errors import UserError
-from hpcmoe.runs.points import throttle
 from hpcmoe.runs.results import Results, look, read_results
 from hpcmoe.runs.sweep import SweepPoint
 from tests.runs.sweeps import planned, small_sweep, started, steps, write_run, write_sweep
@@ -111,14 +110,6 @@ def test_a_look_reads_no_metrics_but_their_ends(tmp_path: Path) -> None:
         file.write(b'\n{"step": 3, "loss": 1.25}\n')
     seen = look(sweep).points
     assert (seen[0].figures, seen[1].last_error) == ({"loss": 1.25}, "rank0: RuntimeError: lr is too high")
-
-
-def test_the_throttle_is_the_one_that_was_set_last(tmp_path: Path) -> None:
-    sweep = small_sweep(tmp_path)
-    assert throttle(sweep) == 2
-    sweep.journal("throttle", to=5)
-    sweep.journal("throttle", to=None)
-    assert throttle(sweep) is None
 
 
 def test_python_gets_the_same_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: Results) -> None:
