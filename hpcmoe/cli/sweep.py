@@ -157,7 +157,7 @@ def follow(sweep: SweepDir, as_json: bool = False) -> int:
         print(json.dumps(summary(results) | {"points": [each.as_json() for each in results.points]}, indent=2))
     else:
         print(status_text(results, time.time()))
-    return worst_exit_code(views)
+    return worst_exit_code(view for view in views if view.record.life.paused_at is None)  # those have done what was asked
 
 
 def _chosen(results: Results, args: argparse.Namespace) -> Results:

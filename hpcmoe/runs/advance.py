@@ -18,10 +18,12 @@ from typing import Any
 from hpcmoe.errors import UserError
 from hpcmoe.locks import file_lock
 from hpcmoe.runs.arrays import NoRoom, settle_intent, submit_batch
+from hpcmoe.runs.control import promote
 from hpcmoe.runs.journal import Journal
 from hpcmoe.runs.life import WAITING_STATES
 from hpcmoe.runs.lifecycle import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from hpcmoe.runs.pace import Facts, Policy, Queued, SetShare, Stop, Submit, decide
+from hpcmoe.runs.promote import due_promotions
 from hpcmoe.runs.store import raw_config, result_state
 from hpcmoe.runs.sweep import SweepDir, SweepPoint
 from hpcmoe.runs.sweep_life import SweepLife, anything_to_do, grouped, life_of, stop_reason
@@ -99,6 +101,7 @@ def _advance(sweep: SweepDir, leaving: str | None, done: Advanced) -> None:
             if not settle_intent(sweep, life.intent):
                 return
             life = life_of(sweep)
+        life = _promote(sweep, points, life, done)
         seen = _look(sweep, points, life, leaving)
         for action in decide(_policy(sweep), seen.facts):
             match action:
@@ -115,6 +118,17 @@ def _advance(sweep: SweepDir, leaving: str | None, done: Advanced) -> None:
         done.said.append(f"sweep {sweep.sweep_id} waits, as Slurm cannot be asked: {error}")
         return
     _tell_held_back(sweep, seen, done)
+
+
+def _promote(sweep: SweepDir, points: Sequence[SweepPoint], life: SweepLife, done: Advanced) -> SweepLife:
+    """Paused runs that are among the best of their rung now join those that wait to be submitted."""
+    if stop_reason(life):
+        return life
+    for point, one in due_promotions(sweep, points, {waiting.index for waiting in life.waiting(points)}):
+        sweep.journal("promoted", points=[point.index], run_id=one.run_id, rung=one.rung, reason=one.reason)
+        if promote(sweep.run(one.run_id), one.rung):
+            done.said.append(f"run {one.run_id} goes on after rung {one.rung} (step {one.step}): {one.reason}")
+    return life_of(sweep)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def _runs(sweep: SweepDir, points: Sequence[SweepPoint]) -> list[RunDir]:
 
 
 def _how(point: SweepPoint, life: SweepLife) -> str:
-    return "resume" if point.index in life.resumed else "sweep"
+    return "resume" if point.index in life.resumed else "promotion" if point.index in life.promoted else "sweep"
 
 
 def _all_begin(sweep: SweepDir, points: Sequence[SweepPoint], life: SweepLife, token: str, writer: str) -> bool:

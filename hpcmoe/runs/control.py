@@ -12,7 +12,7 @@ from pathlib import Path
 from hpcmoe.errors import UserError
 from hpcmoe.runs.arrive import close_silent_attempts
 from hpcmoe.runs.journal import Journal, read_journal
-from hpcmoe.runs.life import PROMOTED, JobView
+from hpcmoe.runs.life import JobView
 from hpcmoe.runs.observe import RunView, observe
 from hpcmoe.runs.place import local_pid
 from hpcmoe.runs.rundir import RunDir
@@ -157,21 +157,19 @@ def _where(now: RunView) -> str:
     return now.job.problem or f"its processes are {now.job.reason}"
 
 
-def promote(run: RunDir, rung: int) -> str | None:
-    """Submit a run again that has paused at this rung of its sweep; returns the job id. None: it is no longer there.
+def promote(run: RunDir, rung: int) -> bool:
+    """Make a run that has paused at this rung ready for its sweep to submit it again. False: it is no longer there.
 
-    It continues at the step where it paused. What it has used up of its budgets stays used up.
+    It will continue at the step where it paused. What it has used up of its budgets stays used up.
     """
-    from hpcmoe.config.freeze import load_frozen
-    from hpcmoe.runs.create import submit_run
-
-    with submission_lock(run) as mine:
+    with submission_lock(run, LOCK_WAIT_S) as mine:
         life = read_record(run).life
         if not mine or life.paused_at != rung or life.cancel_requested or being_submitted(life, JobView(), time.time()):
-            return None
+            return False
         close_silent_attempts(run, None)
-        with _reopened(run):
-            return submit_run(run, load_frozen(run.config), how=PROMOTED, orphan=life.intent)
+        reopen(run)
+        Journal(run.journal).append("reopened", rung=rung)
+        return True
 
 
 def make_ready(run: RunDir) -> None:

@@ -16,7 +16,6 @@ from hpcmoe.slurm.states import is_alive, is_ended
 WAITING_STATES = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REQUEUE_FED"})
 # squeue and sacct lag behind sbatch; a job that is this young and in neither is not gone.
 YOUNG_JOB_S = 30.0
-PROMOTED = "promotion"  # how a run was submitted that had paused at a rung of its sweep
 
 
 @dataclass(frozen=True)
@@ -129,8 +128,8 @@ def step(life: Life, event: Event) -> Life:
 
 
 def by_user(event: Event | None) -> bool:
-    """A submission that its user asked for, himself or by his sweep's policy; not a supervisor or a job of its own."""
-    return event is not None and event.get("how") in (None, "resume", PROMOTED)
+    """A submission that its user asked for, not a supervisor or a job of its own."""
+    return event is not None and event.get("how") in (None, "resume")
 
 
 def _submitting(life: Life, event: Event) -> Life:

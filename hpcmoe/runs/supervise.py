@@ -64,11 +64,22 @@ def supervise_all(
                 tail.pump()
             if not follower[run.run_id].help_on(now):
                 ends[run.run_id] = now
+        if len(ends) == len(follower) and sweep is not None:
+            for deed in _go_on(sweep):
+                say(str(deed["text"]))
+            for run_id in _promoted(ends.values()):
+                del ends[run_id]
         if len(ends) == len(follower):
             return [ends[run.run_id] for run in runs]
         ask_every = ASK_FIRST_S if news else ask_every
         _watch_directories([run for run in still if run.run_id not in ends], ask_every, tail)
         ask_every = min(ASK_MOST_S, ask_every * ASK_GROWTH)
+
+
+def _promoted(views: Iterable[RunView]) -> list[str]:
+    """Ids of the runs that had paused at a rung of their sweep, and do no longer."""
+    paused = [view.record.run for view in views if view.record.life.paused_at is not None]
+    return [run.run_id for run in paused if read_record(run).life.paused_at is None]
 
 
 def worst_exit_code(views: Iterable[RunView]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,7 +32,8 @@ class SweepLife:
     held_back: str | None = None  # why the points that wait do, as it was said last
     refused_at: float = 0.0  # epoch s: Slurm refused a submission for good reason last
     refusals: int = 0  # in a row
-    resumed: frozenset[int] = field(default_factory=frozenset)  # points that wait to be submitted again
+    resumed: frozenset[int] = field(default_factory=frozenset)  # points that wait to be submitted again, as their user asked
+    promoted: frozenset[int] = field(default_factory=frozenset)  # and those that had paused at a rung
 
     def carriers(self) -> dict[int, str]:
         """By point: the job id of the element in which it was submitted last."""
@@ -43,8 +44,9 @@ class SweepLife:
         }
 
     def waiting(self, points: Iterable[SweepPoint]) -> list[SweepPoint]:
-        """Points whose run waits to be submitted, in their order."""
-        return [point for point in points if point.run_id is not None and point.index not in self.taken]
+        """Points whose run waits to be submitted: those that were promoted, then the others in their order."""
+        found = [point for point in points if point.run_id is not None and point.index not in self.taken]
+        return sorted(found, key=lambda point: point.index not in self.promoted)
 
 
 def fold_sweep(events: Iterable[Event], throttle: int | None) -> SweepLife:
@@ -64,11 +66,21 @@ def life_of(sweep: SweepDir) -> SweepLife:
 def anything_to_do(sweep: SweepDir) -> bool:
     """Without asking anybody. Most sweeps are whole in the queue, or over."""
     life = life_of(sweep)
-    if life.intent is not None or sweep.policy.get("max_failures") is not None or life.waiting(sweep.read_points()):
+    if (
+        life.intent is not None
+        or sweep.policy.get("max_failures") is not None
+        or stops_early(sweep.policy)
+        or life.waiting(sweep.read_points())
+    ):
         return True
     if life.throttle is None:
         return any(share is not None for share in life.shares.values())
     return len(life.jobs) > 1 or any(share != life.throttle for share in life.shares.values())
+
+
+def stops_early(policy: Mapping[str, Any]) -> bool:
+    """Does the sweep pause runs at rungs?"""
+    return (policy.get("halving") or {}).get("first_rung") is not None
 
 
 def _step(life: SweepLife, event: Event) -> SweepLife:
@@ -93,12 +105,17 @@ def _step(life: SweepLife, event: Event) -> SweepLife:
                 shares={**life.shares, job.job_id: event.get("share")},
                 taken=life.taken | set(points),
                 resumed=life.resumed - set(points),
+                promoted=life.promoted - set(points),
                 intent=_resolved(life, event),
                 held_back=None,
                 refusals=0,
             )
         case "submitted_elsewhere":
-            return replace(life, taken=life.taken | set(_points(event)), resumed=life.resumed - set(_points(event)))
+            gone = set(_points(event))
+            return replace(life, taken=life.taken | gone, resumed=life.resumed - gone, promoted=life.promoted - gone)
+        case "promoted":
+            again = set(_points(event))
+            return replace(life, taken=life.taken - again, promoted=life.promoted | again)
         case "share":
             return replace(life, shares={**life.shares, str(event["job_id"]): event["to"]})
         case "throttle":

@@ -62,6 +62,13 @@ def test_each_run_knows_its_point_and_its_job(slurm: FakeSlurm, tmp_path: Path) 
         assert [(event["job_id"], event["how"]) for event in submitted] == [(f"41_{seed}", "sweep")]
 
 
+def test_a_sweep_remembers_what_was_typed_also_where_only_a_point_can_resolve_it(slurm: FakeSlurm, tmp_path: Path) -> None:
+    words = "engine.command=[bash,train.sh,'${user.lr}']"
+    values = sweep(tmp_path, "engine=command", words, "+user.lr=1,2")
+    assert words in SweepDir(tmp_path / "runs" / "sweeps" / "one").facts["overrides"]
+    assert "- '2'" in (Path(values[1]["run_dir"]) / "config.yaml").read_text()
+
+
 def test_one_bad_point_and_nothing_is_written_or_submitted(slurm: FakeSlurm, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="point 1"):
         sweep(tmp_path, "train.steps=60,-1")

@@ -23,9 +23,11 @@ from hpcmoe.runs.advance import advance, advance_once
 from hpcmoe.runs.after import advance_after, sweep_of
 from hpcmoe.runs.control import make_ready
 from hpcmoe.runs.create import Membership, create_run
+from hpcmoe.runs.halving import Reached
 from hpcmoe.runs.jobspec import JobSpec, job_shape
 from hpcmoe.runs.journal import Journal, read_journal
 from hpcmoe.runs.life import fold
+from hpcmoe.runs.rungs import NAME, passed_rungs, write_rung
 from hpcmoe.runs.store import finish, read_record
 from hpcmoe.runs.sweep import SweepDir, SweepPoint, create_sweep
 from hpcmoe.runs.sweep_life import anything_to_do, life_of
@@ -276,3 +278,57 @@ def test_a_sweep_that_cannot_go_on_does_not_fail_the_run_that_ends(
     assert "is left for a supervisor" in capsys.readouterr().err
     with pytest.raises(UserError, match="no sweep"):
         advance(SweepDir(sweep.path))
+
+
+def paused(sweep: SweepDir, point: int, value: float, rung: int = 1) -> None:
+    """The run of this point has come to a rung, and left there."""
+    run = sweep.runs()[point]
+    write_rung(sweep.path, Reached(run.run_id, rung, 100 * rung, value), f"41_{point}.0")
+    journal = Journal(run.journal, f"41_{point}.0")
+    journal.append("attempt_started", job_id=f"41_{point}", restart=0)
+    journal.append("rung", rung=rung, step=100 * rung, value=value, goes_on=False)
+    journal.append("attempt_ended", cause="paused")
+    journal.append("rested", state="STOPPED", reason="paused at rung 1 (step 100)", rung=rung)
+
+
+def test_a_paused_run_is_submitted_again_once_it_is_one_of_the_best(make: Callable[..., SweepDir], queue: Queue) -> None:
+    sweep = make(7, halving={"first_rung": 100, "eta": 3, "metric": "loss", "mode": "min"})
+    advance(sweep)
+    for point, value in ((0, 2.0), (1, 3.0)):
+        paused(sweep, point, value)
+        queue.end(f"41_{point}")
+    assert advance(sweep) == [], "two are too few to tell who is good"
+    (sweep.path / NAME).write_text('{"event": "reached", "torn')  # their own journals know
+    paused(sweep, 2, 9.0)
+    queue.end("41_2")
+    best = sweep.runs()[0]
+    assert advance(sweep) == [
+        f"run {best.run_id} goes on after rung 1 (step 100): the best of 3 by now",
+        "sweep one: 1 of its points submitted as job 42",
+    ]
+    life = read_record(best).life
+    assert (life.job_id, life.ended, life.paused_at) == ("42", None, None)
+    assert passed_rungs(read_journal(best.journal)) == {1}
+    assert advance(sweep) == [], "once"
+    for point in (3, 4, 5, 6):
+        finish(sweep.runs()[point], "FAILED", "crashed")
+        queue.end(f"41_{point}")
+    assert advance(sweep) == [], "it is still to come to the next rung; of three at this one the best goes on"
+    finish(best, "FAILED", "crashed")
+    queue.end("42")
+    (again, _) = advance(sweep)
+    assert again.startswith(f"run {sweep.runs()[1].run_id} goes on after rung 1"), "the place is the next one's"
+
+
+def test_neither_a_stopped_sweep_nor_a_cancelled_run_is_gone_on_with(make: Callable[..., SweepDir], queue: Queue) -> None:
+    sweep = make(3, halving={"first_rung": 100, "eta": 3, "metric": "loss", "mode": "min"})
+    advance(sweep)
+    for point in range(3):
+        paused(sweep, point, float(point))
+        queue.end(f"41_{point}")
+    sweep.journal("cancelled", by="me")
+    assert advance(sweep) == []
+    Journal(sweep.runs()[0].journal).append("cancel_requested")
+    sweep.journal("resumed", by="me", points=[])
+    (said, _) = advance(sweep)
+    assert said.startswith(f"run {sweep.runs()[1].run_id} goes on")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from hpcmoe.errors import UserError
 from hpcmoe.runs.advance import Advanced, advance_once
@@ -69,12 +69,14 @@ class Multirun:
         return [self._value(sweep, each, point, jobs) for each, point in zip(listed, points, strict=True)]
 
     def _open(self, points: Sequence[Point], master: DictConfig, policy: dict[str, Any]) -> SweepDir:
-        path, typed = Path(str(master.hydra.sweep.dir)), [str(word) for word in master.hydra.overrides.task]
+        path = Path(str(master.hydra.sweep.dir))
+        typed = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)  # '${user.lr}' in it is a point's
+        assert isinstance(typed, list)
         schedulers = {point.config.cluster.scheduler for point in points}
         sweep = create_sweep(
             path,
             launcher=self._launcher,
-            overrides=typed,
+            overrides=[str(word) for word in typed],
             policy=policy,
             scheduler="slurm" if "slurm" in schedulers else "local",
         )
