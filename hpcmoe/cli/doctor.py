@@ -17,6 +17,7 @@ from hpcmoe.cli.words import Parser, add_json
 from hpcmoe.errors import UserError
 from hpcmoe.files import write_atomic
 from hpcmoe.runs.glance import Glancer
+from hpcmoe.runs.lead import next_lead_s
 from hpcmoe.runs.nodecheck import import_torch
 from hpcmoe.runs.nodejob import SLOW_IMPORT_S, look_at_a_node
 from hpcmoe.runs.notify import mail_program
@@ -111,7 +112,7 @@ def _asks(config: Config | None) -> Asks:
         qos=slurm.qos,
         time=slurm.time,
         requeue=slurm.requeue,
-        stop_lead_s=float(config.resilience.stop_lead_s),
+        stop_lead_s=float(next_lead_s(config.resilience.stop_lead_s, (), slurm.time)),
         user=getpass.getuser(),
         save_s=save_s,
         step_s=step_s,

@@ -12,6 +12,7 @@ from hpcmoe.cli.words import Parser, add_json, add_run, ago
 from hpcmoe.errors import UserError
 from hpcmoe.runs.glance import Glance, Glancer, created_at, glance
 from hpcmoe.runs.journal import Event
+from hpcmoe.runs.nodes import STRAGGLER
 from hpcmoe.runs.observe import RunView, observe
 from hpcmoe.runs.registry import find_run, run_dirs, runs_root
 from hpcmoe.runs.saves import certificates_of, saves_of
@@ -159,7 +160,9 @@ def nodes_of(planned: Event) -> str:
 
 
 def node_lines(events: list[Event]) -> list[str]:
-    """The layouts of an elastic run's attempts, where they change, and the nodes that Slurm was asked to leave out."""
+    """The layouts of an elastic run's attempts, where they change, and the nodes that are slow or that Slurm was
+    asked to leave out.
+    """
     lines = []
     for event in events:
         if event["event"] == "laid_out" and event["nodes"] != event.get("nodes_before"):
@@ -170,6 +173,9 @@ def node_lines(events: list[Event]) -> list[str]:
             lines.append(
                 f"  {event['attempt']}: job {event['job_id']} is to stay away from {','.join(event['nodes']) or 'no node'}"
             )
+        elif event["event"] == STRAGGLER:
+            slow = f"rank {event['rank']} on {event['node']} computes {event['times']:g} times as long as the others"
+            lines.append(f"  {event['attempt']}: STRAGGLER after step {event['step']}: {slow}")
     return lines
 
 

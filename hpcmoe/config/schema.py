@@ -180,7 +180,8 @@ class PrecisionConfig:
 class ResilienceConfig:
     """How a run leaves and comes back."""
 
-    stop_lead_s: int = 120  # --signal=B:USR1@T: seconds before the time limit at which the run saves and leaves
+    # --signal=B:USR1@T: seconds before the time limit at which the run saves and leaves; auto: as measured by the attempts before
+    stop_lead_s: Any = 120
     max_attempts_without_progress: int = 3  # then FAILED, with the reason
     max_failures: int | None = 100  # crashes, hangs, out of memory: one more and the run is FAILED; null: no bound
     max_node_failures: int | None = 100  # likewise
@@ -198,6 +199,7 @@ class ResilienceConfig:
     collective_timeout_s: float = 1800.0  # of one collective operation
     exclude_for_s: float = 86400.0  # how long a run stays away from a node that is to blame for an end; 0: it does not
     strikes_to_exclude: int = 2  # crashes of which one node is the origin; a node that was seen to fail has no second chance
+    straggler: str = "report"  # a rank that computes more slowly than the others: report | exclude its node at the next start
     preflight: bool = False  # test every node of the job before the ranks start, for at most a minute
     flight_recorder: int = 2000  # last collectives that each rank remembers and writes down at a hang; 0: none
 

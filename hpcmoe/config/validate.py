@@ -197,6 +197,8 @@ def _features(config: Config) -> None:
 def _slurm(config: Config) -> None:
     check_slurm_words(config.slurm)
     time, lead = config.slurm.time, config.resilience.stop_lead_s
+    if lead != "auto" and (type(lead) is not int or lead <= 0):
+        raise UserError(f"resilience.stop_lead_s={lead} must be a whole number of seconds above zero, or auto")
     if time is None:
         return
     from hpcmoe.slurm.parse import parse_duration
@@ -210,7 +212,7 @@ def _slurm(config: Config) -> None:
         return
     if seconds <= 0:
         raise UserError(f"slurm.time={time} must be above zero")
-    if seconds <= lead:
+    if lead != "auto" and seconds <= lead:
         raise UserError(
             f"resilience.stop_lead_s={lead} (seconds before the end at which the run saves and leaves) "
             f"must be below slurm.time={time} ({seconds:.0f} s)"

@@ -41,6 +41,7 @@ class Agreed:
     control_stop: bool
     save: bool  # rank 0 wants a checkpoint after this step
     limit: bool = False  # rank 0 sees the job's end so near that this must be the last step
+    own_s: tuple[float, ...] = ()  # by rank: seconds that it computed by itself (hpcmoe.engine.pace)
 
     @property
     def stop(self) -> Source | None:
@@ -61,14 +62,17 @@ def _source(signal: bool, control: bool) -> Source | None:
     return "control" if control else "signal" if signal else None
 
 
-def reduce_step(sums: StepSums, signal: bool, control_stop: bool, save: bool, limit: bool = False) -> Agreed:
-    """All-reduce over the world; one host sync."""
+def reduce_step(sums: StepSums, signal: bool, control_stop: bool, save: bool, limit: bool = False, own_s: float = 0.0) -> Agreed:
+    """All-reduce over the world; one host sync. ``own_s``: seconds that this rank computed by itself."""
     device = sums.counts_LE.device
     flags = torch.tensor([sums.tokens, signal, control_stop, save, limit], dtype=torch.float64).to(device)
     scalars = torch.stack([sums.loss_sum.double(), sums.aux.double(), sums.z.double(), sums.grad_squared.double()])
-    vector = torch.cat((flags, scalars, sums.counts_LE.double().flatten()))
+    pace_R = torch.zeros(dist.get_world_size(), dtype=torch.float64)
+    pace_R[dist.get_rank()] = own_s  # a place for each rank: the sum is the list of all
+    vector = torch.cat((flags, scalars, sums.counts_LE.double().flatten(), pace_R.to(device)))
     dist.all_reduce(vector)
     vector = vector.cpu()
+    counts = sums.counts_LE.numel()
     tokens, signals, stops, saves, limits, loss_sum, aux, z, grad_squared = vector[:9].tolist()
     return Agreed(
         loss=loss_sum / tokens,
@@ -76,11 +80,12 @@ def reduce_step(sums: StepSums, signal: bool, control_stop: bool, save: bool, li
         aux=aux,
         z=z,
         grad_norm=grad_squared**0.5,
-        counts_LE=vector[9:].view(sums.counts_LE.shape),
+        counts_LE=vector[9 : 9 + counts].view(sums.counts_LE.shape),
         signal=signals > 0,
         control_stop=stops > 0,
         save=saves > 0,
         limit=limits > 0,
+        own_s=tuple(vector[9 + counts :].tolist()),
     )
 
 

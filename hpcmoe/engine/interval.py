@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from hpcmoe.config.schema import CheckpointConfig
 from hpcmoe.engine.checkpoint import Checkpointer
 from hpcmoe.runs.journal import Event, Journal
+from hpcmoe.runs.lead import MEASURED, need_s
 from hpcmoe.runs.mtbf import Mtbf, mtbf_of, span
 from hpcmoe.runs.story import Attempt
 
 MEASURE_AFTER_S = 60.0  # while no save was measured, the first one comes so soon
 RECENT = 5  # saves, and
 RECENT_STEPS = 20  # steps, that the measured times are taken from
-MARGIN = 1.5  # on what a step and a save took, for the next ones may take longer
-DEPART_S = 10.0  # until the job script has seen to what follows
 RETRY_S = 30.0  # after a save that failed; longer if it failed slowly, twice as long after each further one,
 RETRY_MOST_S = 600.0  # and never longer than this
 RETRY_SHARE = 10  # times what the failed save took: a disk that stays full is not what training waits for
@@ -80,11 +79,6 @@ def retry_s(took_s: float, failed_in_a_row: int) -> float:
     return min(RETRY_MOST_S, max(RETRY_S, RETRY_SHARE * took_s) * 2.0 ** min(failed_in_a_row - 1, 16))
 
 
-def need_s(step_s: float, save_s: float) -> float:
-    """Seconds before the job's end at which the run must begin to leave: one more step, a save, the job script's last words."""
-    return MARGIN * (step_s + save_s) + DEPART_S
-
-
 @dataclass
 class SavePlan:
     """Asked once a step. Times are those of this attempt, save times also of the ones before."""
@@ -96,12 +90,14 @@ class SavePlan:
     nodes: int
     step: int  # that training continues after
     stop_lead_s: float
+    measures_lead: bool = False  # for the next submission (hpcmoe.runs.lead)
     end: float | None = None  # when Slurm ends the job, epoch s; None: not known
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
     choice: Choice | None = field(default=None, init=False)
     _told: Choice | None = field(default=None, init=False)
     _seen: int | None = field(default=None, init=False)  # saves measured at the last choice
+    _need_told: float | None = field(default=None, init=False)
     _warned: bool = field(default=False, init=False)
     _warm: bool = field(default=False, init=False)
     _failures: int = field(default=0, init=False)  # saves in a row that are known to have failed
@@ -123,6 +119,7 @@ class SavePlan:
             return
         self._seen = len(saves)
         self._check_lead()
+        self._tell_need()
         if self.config.interval is None:
             self._choose()
 
@@ -190,6 +187,13 @@ class SavePlan:
         if not self._steps or not self.checkpointer.save_seconds:
             return None
         return need_s(max(self._steps), max(self.checkpointer.save_seconds[-RECENT:]))
+
+    def _tell_need(self) -> None:
+        need, told = self._need(), self._need_told
+        if not self.measures_lead or need is None or (told is not None and max(need / told, told / need) < WORTH_TELLING):
+            return
+        self._need_told = need
+        self.journal.append(MEASURED, need_s=round(need, 1))
 
     def _check_lead(self) -> None:
         need = self._need()

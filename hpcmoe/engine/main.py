@@ -31,6 +31,7 @@ from hpcmoe.engine.interval import SavePlan, end_of_job, measured_saves
 from hpcmoe.engine.launch import Launch, check_world, read_launch
 from hpcmoe.engine.numerics import set_numerics
 from hpcmoe.engine.outlet import speak_through_outlets
+from hpcmoe.engine.pace import Pace
 from hpcmoe.engine.parallelize import init_weights
 from hpcmoe.engine.peak import Peak, find_peak
 from hpcmoe.engine.report import Reporter, quantity
@@ -44,6 +45,7 @@ from hpcmoe.engine.world import NoDeviceError, check_placement, join_world, leav
 from hpcmoe.errors import UserError
 from hpcmoe.models.accounting import parameters
 from hpcmoe.runs.journal import Journal, PatientJournal, read_journal
+from hpcmoe.runs.lead import AUTO, lead_of_job_s
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.story import attempts_of
 
@@ -135,7 +137,7 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
     facts = _facts(config, sizes)
     run.checkpoints.mkdir(exist_ok=True)
     checkpointer = Checkpointer(run.checkpoints, launch.attempt, config.checkpoint, facts, journal, config.model)
-    _same_corpus_everywhere(corpus, checkpointer.group)
+    nodes = _same_corpus_everywhere(corpus, checkpointer.group)
     progress = load_newest(
         run.checkpoints, config.checkpoint.verify, facts, stages, optimizer, checkpointer.group, journal, checkpointer.unsound
     )
@@ -161,6 +163,9 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
         plan = _save_plan(run, launch, config, checkpointer, journal, progress.step)
         lead = Lead(journal, ControlFiles(run.control, run.notice(launch.attempt)), reporter, plan)
 
+    pace = Pace(device)
+    pace.watch(stages)
+
     def first_step(step: int) -> None:
         clock.mark("first_step")
         if journal is not None:
@@ -181,9 +186,10 @@ def _train(run: RunDir, launch: Launch, config: Config, signals: StopSignals, cl
         signals=signals,
         peak=peak,
         lead=lead,
+        pace=pace,
         on_first_step=first_step,
     )
-    trainer.callbacks = build_callbacks(trainer, launch.rank, run.attempt(launch.attempt), watchdog)
+    trainer.callbacks = build_callbacks(trainer, launch.rank, run.attempt(launch.attempt), watchdog, nodes)
     try:
         outcome = trainer.run()
     finally:  # a rank that lost its peers may still write what a full disk did not take
@@ -199,9 +205,10 @@ def _save_plan(run: RunDir, launch: Launch, config: Config, checkpointer: Checkp
     """From what the run's earlier attempts measured and how they ended."""
     events = read_journal(run.journal)
     checkpointer.save_seconds[:] = measured_saves(events)
-    lead_s = config.resilience.stop_lead_s if config.cluster.scheduler == "slurm" else math.inf
-    end = end_of_job(events, launch.attempt)
-    return SavePlan(config.checkpoint, checkpointer, journal, attempts_of(events, []), config.nodes, step, lead_s, end)
+    given, job_id = config.resilience.stop_lead_s, launch.attempt.rpartition(".")[0]
+    lead_s = lead_of_job_s(given, events, job_id) if config.cluster.scheduler == "slurm" else math.inf
+    attempts, end = attempts_of(events, []), end_of_job(events, launch.attempt)
+    return SavePlan(config.checkpoint, checkpointer, journal, attempts, config.nodes, step, lead_s, given == AUTO, end)
 
 
 def _watchdog(run: RunDir, launch: Launch, config: Config) -> Watchdog | None:
@@ -227,14 +234,17 @@ def _facts(config: Config, sizes: Sizes) -> dict[str, object]:
     }
 
 
-def _same_corpus_everywhere(corpus: Corpus, group: dist.ProcessGroup) -> None:
-    prints: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(prints, corpus.fingerprint, group=group)
-    strangers = [rank for rank, fingerprint in enumerate(prints) if fingerprint != prints[0]]
+def _same_corpus_everywhere(corpus: Corpus, group: dist.ProcessGroup) -> list[str]:
+    """Each rank's node, as Slurm calls it. Raises UserError on all ranks where one reads another corpus."""
+    told: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    dist.all_gather_object(told, (corpus.fingerprint, node), group=group)
+    strangers = [rank for rank, (fingerprint, _) in enumerate(told) if fingerprint != told[0][0]]
     if strangers:
         raise UserError(
             f"ranks {strangers} read another corpus than rank 0 ({corpus.description}); every node must have the same files"
         )
+    return [node for _, node in told]
 
 
 def _same_corpus_as_before(progress: Progress, corpus: Corpus, held_out: int) -> None:

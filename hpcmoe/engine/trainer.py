@@ -21,6 +21,7 @@ from hpcmoe.engine.checkpoint import Checkpointer, Progress
 from hpcmoe.engine.compute import Compute
 from hpcmoe.engine.interval import SavePlan
 from hpcmoe.engine.optimizer import clip_gradients
+from hpcmoe.engine.pace import Pace
 from hpcmoe.engine.peak import Peak
 from hpcmoe.engine.report import Reporter, figures_of
 from hpcmoe.engine.schedule import batch_tokens, learning_rate
@@ -68,6 +69,7 @@ class Trainer:
     signals: StopSignals
     peak: Peak
     lead: Lead | None  # rank 0 only
+    pace: Pace | None = None
     on_first_step: Callable[[int], None] = lambda step: None
     callbacks: Sequence[Callback] = ()
     _save_asked: bool = field(default=False, init=False)  # by control/save, at the newest step; rank 0's
@@ -141,7 +143,8 @@ class Trainer:
             self._save_asked = asked_save and not self._honouring_save
             save = self._save_asked or self.lead.plan.due(step)
             limit = self.lead.plan.leaving()
-        return reduce_step(sums, signal=asked.signal, control_stop=asked.control, save=save, limit=limit)
+        own_s = self.pace.take() if self.pace is not None else 0.0
+        return reduce_step(sums, signal=asked.signal, control_stop=asked.control, save=save, limit=limit, own_s=own_s)
 
     def _reason_to_skip(self, step: int, agreed: Agreed) -> str | None:
         """The first reason that a callback has. What is not finite never gets into the weights, whoever is there."""

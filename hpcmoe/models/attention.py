@@ -6,6 +6,9 @@ attention, windows or sinks (hpcmoe.models.support refuses them).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -46,6 +49,8 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(model.head_dim, model.norm_eps) if model.qk_norm else None
         self.k_norm = RMSNorm(model.head_dim, model.norm_eps) if model.qk_norm else None
         self.tp = ALONE  # set by hpcmoe.engine.parallelize
+        # Around what this rank computes by itself, between two collectives; set by hpcmoe.engine.pace
+        self.clock: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def num_params(self) -> int:
         return accounting.attention(self.model).total
@@ -57,6 +62,13 @@ class Attention(nn.Module):
 
     def forward(self, x_BsD: torch.Tensor, cos_SC: torch.Tensor, sin_SC: torch.Tensor) -> torch.Tensor:
         x_BSD = self.tp.gather(x_BsD)
+        with self.clock():
+            out = self._own_heads(x_BSD, cos_SC, sin_SC)
+        out_BsD = self.tp.scatter(out)
+        return out_BsD if self.wo.bias is None else out_BsD + local(self.wo.bias)
+
+    def _own_heads(self, x_BSD: torch.Tensor, cos_SC: torch.Tensor, sin_SC: torch.Tensor) -> torch.Tensor:
+        """This rank's heads, and their part of the output's sum."""
         B, S, _ = x_BSD.shape
         with keep(PRODUCTS):
             q = linear(x_BSD, self.wq).view(B, S, -1, self.head_dim)
@@ -70,6 +82,4 @@ class Attention(nn.Module):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
         out = out.transpose(1, 2).reshape(B, S, -1)
         with keep(PRODUCTS, needed=self.tp.group is None):
-            out = F.linear(out, local(self.wo.weight))
-        out_BsD = self.tp.scatter(out)
-        return out_BsD if self.wo.bias is None else out_BsD + local(self.wo.bias)
+            return F.linear(out, local(self.wo.weight))

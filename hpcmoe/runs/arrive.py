@@ -67,7 +67,8 @@ def arrive(run: RunDir, place: Place) -> int:
 
 def may_start(record: Record, place: Place, config: dict) -> Decision:
     """START, or why this attempt does not begin."""
-    budgets, gpus, now = budgets_of(config, record.life.max_gpu_hours), gpus_of_attempt(place, config), time.time()
+    budgets = budgets_of(config, record.life.max_gpu_hours, record.events)
+    gpus, now = gpus_of_attempt(place, config), time.time()
     spent = spent_reason(record.attempts, budgets, now, gpus)
     left = seconds_left(record.attempts, budgets, now, gpus)
     if spent is None and left is not None and place.scheduler == "slurm" and not ends_within(place.job_id, left):

@@ -107,7 +107,11 @@ def excluded_by(run: RunDir, config: dict[str, Any]) -> list[str]:
     if "exclude_for_s" not in resilience:
         return []  # a run that is older than the key
     until = excluded(
-        read_journal(run.journal), time.time(), float(resilience["exclude_for_s"]), int(resilience["strikes_to_exclude"])
+        read_journal(run.journal),
+        time.time(),
+        float(resilience["exclude_for_s"]),
+        int(resilience["strikes_to_exclude"]),
+        str(resilience.get("straggler", "report")),
     )
     all_nodes, own = config["cluster"]["nodes"], config["slurm"]
     wanted = expand_hostlist(own["nodelist"] or "")

@@ -98,7 +98,7 @@ def _submit(decision: Decision, seen: RunView, told: Callable[..., None]) -> boo
     close_silent_attempts(run, None)
     record = read_record(run)
     config = load_frozen(run.config)
-    budgets = budgets_of({"resilience": vars(config.resilience)}, record.life.max_gpu_hours)
+    budgets = budgets_of({"resilience": vars(config.resilience)}, record.life.max_gpu_hours, record.events)
     give_up = give_up_reason(record.attempts_since_resume, budgets)
     if give_up is not None:
         said = last_lines(run, record.attempts[-1].attempt)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hpcmoe.runs.ending import Cause
+from hpcmoe.runs.journal import Event
+from hpcmoe.runs.lead import next_lead_s
 from hpcmoe.runs.story import HOUR_S, Attempt
 from hpcmoe.slurm.parse import format_duration, parse_duration
 
@@ -34,10 +36,14 @@ class Budgets:
     stop_lead_s: float = 0.0
 
 
-def budgets_of(config: Mapping[str, Any], max_gpu_hours: float | None = None) -> Budgets:
-    """From a frozen config, which may be older than some of the keys. ``max_gpu_hours``: what a later resume raised it to."""
+def budgets_of(config: Mapping[str, Any], max_gpu_hours: float | None = None, events: Sequence[Event] = ()) -> Budgets:
+    """From a frozen config, which may be older than some of the keys. ``max_gpu_hours``: what a later resume raised it to;
+    ``events``: the run's, for resilience.stop_lead_s=auto.
+    """
     given = config["resilience"]
     budgets = {field.name: given[field.name] for field in fields(Budgets) if field.name in given}
+    if "stop_lead_s" in budgets:
+        budgets["stop_lead_s"] = next_lead_s(budgets["stop_lead_s"], events)
     return Budgets(**budgets | ({} if max_gpu_hours is None else {"max_gpu_hours": max_gpu_hours}))
 
 

@@ -22,6 +22,7 @@ from hpcmoe.runs.budget import budgets_of, seconds_left, spent_reason, time_flag
 from hpcmoe.runs.estimate import counted_gpus
 from hpcmoe.runs.jobspec import job_spec
 from hpcmoe.runs.journal import Event, Journal, read_journal
+from hpcmoe.runs.lead import AUTO, next_lead_s
 from hpcmoe.runs.life import fold
 from hpcmoe.runs.notify import wishes
 from hpcmoe.runs.place import local_pid, process_start_ticks
@@ -122,6 +123,7 @@ def _submit_run(run: RunDir, cfg: Config, how: str, until: float | None, orphan:
     make_plugins_importable()
     from hydra_plugins.hpcmoe_launchers import executor_for
 
+    told: dict[str, Any] = {}
     first, begun = how == "submit" and not fold(read_journal(run.journal)).jobs and orphan is None, False
     try:
         job_id = None if orphan is None else _adopt(orphan, cfg)
@@ -134,7 +136,10 @@ def _submit_run(run: RunDir, cfg: Config, how: str, until: float | None, orphan:
             begun = begin(run, token, how, instead_of=orphan["writer"] if orphan is not None else None)
             if not begun:
                 raise UserError(being_submitted_text(run))
-            flags = (*ceiling_flag(cfg, run), *begin_flag(until), *exclude_flag(run, to_plain(cfg)))
+            if cfg.resilience.stop_lead_s == AUTO and cfg.cluster.scheduler == "slurm":
+                told["stop_lead_s"] = next_lead_s(AUTO, read_journal(run.journal), cfg.slurm.time)
+            lead = [f"--signal=B:USR1@{told['stop_lead_s']}"] if told else []
+            flags = (*ceiling_flag(cfg, run), *begin_flag(until), *exclude_flag(run, to_plain(cfg)), *lead)
             spec = replace(job_spec(run, cfg, token), sbatch_args=flags)
             job_id = executor_for(cfg, run.path / "sbatch").submit_run(spec)[0]
     except SlurmUnreachable as error:
@@ -148,7 +153,7 @@ def _submit_run(run: RunDir, cfg: Config, how: str, until: float | None, orphan:
         if isinstance(refused, SlurmRejected):
             raise UserError(f"Slurm refuses the job: {refused}") from refused
         raise
-    journal_submitted(run, job_id, how, until)
+    journal_submitted(run, job_id, how, until, **told)
     return job_id
 
 
@@ -179,14 +184,15 @@ def ceiling_flag(cfg: Config, run: RunDir | None = None) -> list[str]:
     """A shorter --time where resilience.max_gpu_hours would be passed. Raises UserError when nothing is left of it."""
     record = read_record(run) if run is not None else None
     attempts = record.attempts if record is not None else []
-    budgets = budgets_of({"resilience": vars(cfg.resilience)}, record.life.max_gpu_hours if record is not None else None)
+    raised, events = (None, []) if record is None else (record.life.max_gpu_hours, record.events)
+    budgets = budgets_of({"resilience": vars(cfg.resilience)}, raised, events)
     gpus, now = counted_gpus(cfg), time.time()
     if spent := spent_reason(attempts, budgets, now, gpus):
         raise UserError(f"{spent}; `hpcmoe resume RUN --max-gpu-hours N` raises it" if attempts else spent)
     return time_flag(seconds_left(attempts, budgets, now, gpus), cfg.slurm.time)
 
 
-def journal_submitted(run: RunDir, job_id: str, how: str, until: float | None = None, sync: bool = True) -> None:
+def journal_submitted(run: RunDir, job_id: str, how: str, until: float | None = None, sync: bool = True, **more: Any) -> None:
     """``sync``: False for one of many, which the caller makes durable."""
     local = job_id.startswith("local-")
     journal = Journal(run.journal)
@@ -198,4 +204,5 @@ def journal_submitted(run: RunDir, job_id: str, how: str, until: float | None = 
         host=os.uname().nodename if local else None,
         start_ticks=process_start_ticks(local_pid(job_id)) if local else None,
         not_before=until,
+        **more,
     )

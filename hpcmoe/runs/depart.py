@@ -23,6 +23,7 @@ from hpcmoe.runs.claim import release_claim
 from hpcmoe.runs.ending import Cause, Ending, cause_of
 from hpcmoe.runs.journal import Journal, PatientJournal
 from hpcmoe.runs.lastwords import detail_of, last_lines
+from hpcmoe.runs.lead import AUTO, lead_of_job_s, next_lead_s
 from hpcmoe.runs.lifecycle import Decision, Departure, Step, react
 from hpcmoe.runs.notify import send_end
 from hpcmoe.runs.place import Place, this_place
@@ -60,7 +61,7 @@ def depart(run: RunDir, place: Place, rc: int, heard: frozenset[str]) -> int:
         end_time=ending.end_time,
     )
     record = read_record(run)
-    budgets = budgets_of(config, record.life.max_gpu_hours)
+    budgets = budgets_of(config, record.life.max_gpu_hours, record.events)
     departure = Departure(
         place.job_id,
         cause,
@@ -87,7 +88,7 @@ def _ending(run: RunDir, place: Place, record: Record, verdict: dict, rc: int, h
         rc=rc,
         heard=heard,
         cancel_requested=record.life.cancel_requested,
-        stop_lead_s=float(config["resilience"]["stop_lead_s"]),
+        stop_lead_s=float(lead_of_job_s(config["resilience"]["stop_lead_s"], record.events, place.job_id)),
         source=verdict.get("source"),
         hung=run.hang(place.attempt).exists(),
         agreed=not runs_command(config),
@@ -158,7 +159,9 @@ def _come_back(run: RunDir, place: Place, journal: Journal, config: dict, until:
 
 def _submit_successor(run: RunDir, place: Place, journal: Journal, config: dict, until: float | None) -> int:
     record = read_record(run)
-    budgets, gpus = budgets_of(config, record.life.max_gpu_hours), gpus_of_attempt(place, config)
+    budgets, gpus = budgets_of(config, record.life.max_gpu_hours, record.events), gpus_of_attempt(place, config)
+    auto = config["resilience"]["stop_lead_s"] == AUTO
+    told = {"stop_lead_s": next_lead_s(AUTO, record.events, config["slurm"]["time"])} if auto else {}
     left = seconds_left(record.attempts, budgets, time.time(), gpus)
     token = record.life.token(run.run_id)
     if not begin(run, token, "successor", attempt=place.attempt):
@@ -167,6 +170,7 @@ def _submit_successor(run: RunDir, place: Place, journal: Journal, config: dict,
     try:
         _own_script(run, token)
         flags = [*time_flag(left, config["slurm"]["time"]), *begin_flag(until), *exclude_flag(run, config)]
+        flags += [f"--signal=B:USR1@{told['stop_lead_s']}"] if told else []
         flags.append(f"--dependency=afterany:{place.job_id}")
         job_id = sbatch(run.script, flags, token=token)
     except UserError as refused:
@@ -174,7 +178,7 @@ def _submit_successor(run: RunDir, place: Place, journal: Journal, config: dict,
         journal.append("stranded", reason=f"neither requeue nor a successor: {refused}")
         print(f"hpcmoe: run {run.run_id} could not be brought back from here; `hpcmoe resume {run.run_id}` does", file=sys.stderr)
         return START_AGAIN
-    journal.append("submitted", job_id=job_id, how="successor", after=place.job_id, not_before=until)
+    journal.append("submitted", job_id=job_id, how="successor", after=place.job_id, not_before=until, **told)
     return START_AGAIN
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hpcmoe.config.schema import Config, SlurmConfig
 from hpcmoe.errors import UserError
 from hpcmoe.resources import resource_dir
+from hpcmoe.runs.lead import next_lead_s
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.slurm.directives import check_carries, directive, filename_pattern, verbatim
 
@@ -176,7 +177,7 @@ def directives(spec: JobSpec) -> list[str]:
         directive("output", spec.log_pattern()),
         directive("open-mode", "append"),
         directive("requeue" if slurm.requeue else "no-requeue"),
-        directive("signal", f"B:USR1@{config.resilience.stop_lead_s}"),
+        directive("signal", f"B:USR1@{next_lead_s(config.resilience.stop_lead_s, (), slurm.time)}"),
         directive("export", "ALL"),
     ]
     if spec.is_array:

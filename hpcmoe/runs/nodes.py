@@ -14,6 +14,7 @@ from typing import Any
 from hpcmoe.runs.journal import Event
 
 BLAMED = "node_blamed"
+STRAGGLER = "straggler"  # journalled while an attempt runs (hpcmoe.engine.callbacks.straggler)
 # What a rank says whose peer has gone (gloo, NCCL, TCPStore): it is a witness, not the culprit.
 _WITNESS = re.compile(
     r"Connection (?:closed by peer|reset|refused)|Broken pipe|Read error|Socket closed|Timed out waiting|did not meet the others"
@@ -126,16 +127,19 @@ def _last_line(text: str) -> str:
 
 
 def _message(event: Event) -> str:
-    """What was said, without ranks, ids and other numbers."""
+    """What was said, without ranks, ids and other numbers. A rank that is slow on every node has more to do."""
+    if event["event"] == STRAGGLER:
+        return f"straggler {event.get('rank')}"
     return re.sub(r"\d+", "N", str(event.get("evidence", "")))
 
 
-def excluded(events: Iterable[Event], now: float, for_s: float, strikes: int) -> dict[str, float]:
+def excluded(events: Iterable[Event], now: float, for_s: float, strikes: int, straggler: str = "report") -> dict[str, float]:
     """The nodes to stay away from, each with the time (epoch s) until which.
 
     One sure blame is enough, ``strikes`` others are. A crash that says the same on another node is the program's own.
+    ``straggler``: "exclude", and a straggler is enough; "report", and it counts as a strike beside a crash, and never alone.
     """
-    blames = [event for event in events if event["event"] == BLAMED and now - float(event["t"]) < for_s]
+    blames = [event for event in events if event["event"] in (BLAMED, STRAGGLER) and now - float(event["t"]) < for_s]
     where: dict[str, set[str]] = {}
     for event in blames:
         if not event.get("sure"):
@@ -145,7 +149,9 @@ def excluded(events: Iterable[Event], now: float, for_s: float, strikes: int) ->
         own = [event for event in blames if event["node"] == node]
         sure = [event for event in own if event.get("sure")]
         strikes_here = [event for event in own if not event.get("sure") and len(where[_message(event)]) == 1]
-        if sure or len(strikes_here) >= strikes:
+        slow = {event.get("attempt") for event in strikes_here if event["event"] == STRAGGLER}  # several ranks are one strike
+        crashes = sum(event["event"] == BLAMED for event in strikes_here)
+        if sure or (crashes and crashes + len(slow) >= strikes) or (slow and straggler == "exclude"):
             until[node] = max(float(event["t"]) for event in [*sure, *strikes_here]) + for_s
     return until
 

@@ -61,6 +61,12 @@ REFUSED = [
     (["cluster=testbed", "slurm.time=soon"], "slurm.time='soon' is not a time of Slurm's; write minutes, M:S, H:M:S"),
     (["cluster=testbed", "slurm.time='0'"], "slurm.time"),
     (["cluster=testbed", "slurm.time='2'"], "resilience.stop_lead_s=120 (seconds before the end"),
+    (["cluster=testbed", "resilience.stop_lead_s=soon"], "resilience.stop_lead_s=soon must be a whole number of seconds"),
+    (
+        ["cluster=testbed", "resilience.stop_lead_s=0"],
+        "resilience.stop_lead_s=0 must be a whole number of seconds above zero, or auto",
+    ),
+    (["cluster=testbed", "resilience.straggler=exlude"], "did you mean 'exclude'"),
     (["cluster=testbed", "slurm.time='0:01:00'"], "must be below slurm.time=0:01:00 (60 s)"),
     # data
     (["data=text"], "data=text needs data.path"),

@@ -11,8 +11,9 @@ import pytest
 
 from hpcmoe.config.schema import CheckpointConfig
 from hpcmoe.engine.checkpoint import Checkpointer
-from hpcmoe.engine.interval import SavePlan, choose, end_of_job, measured_saves, need_s, retry_s, young_daly_s
+from hpcmoe.engine.interval import SavePlan, choose, end_of_job, measured_saves, retry_s, young_daly_s
 from hpcmoe.runs.journal import Journal, read_journal
+from hpcmoe.runs.lead import MEASURED, need_s
 from hpcmoe.runs.mtbf import NODE_MTBF_S, Mtbf, mtbf_of
 from hpcmoe.runs.story import Attempt
 
@@ -225,3 +226,15 @@ def test_save_times_and_the_jobs_end_come_from_the_journal() -> None:
     ]
     assert measured_saves(events) == [3, 4, 5, 6, 7]
     assert [end_of_job(events, name) for name in ("7.0", "7.1", "7.2", "8.0")] == [50.0, 1e9, None, None]
+
+
+def test_what_leaving_takes_is_told_for_the_next_submission_when_it_has_changed(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    plan = machine.plan(CheckpointConfig(interval=1), measures_lead=True, stop_lead_s=1000.0)
+    for save_s in (10.0, 10.5, 60.0, 61.0):
+        machine.save_seconds.append(save_s)
+        plan.done(4.0)
+        plan.done(4.0)
+    told = [event["need_s"] for event in read_journal(tmp_path / "events.jsonl") if event["event"] == MEASURED]
+    assert told == [31.0, 106.0], "1.5 x (a step and a save) + 10 s; changes below a quarter are not worth a line"
+    assert not any(event["event"] == "lead_too_short" for event in read_journal(tmp_path / "events.jsonl"))

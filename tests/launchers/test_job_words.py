@@ -69,6 +69,7 @@ def test_a_run_s_own_dependency_joins_the_users() -> None:
 
 def test_the_stop_signal_comes_as_early_as_the_config_says() -> None:
     assert words("resilience.stop_lead_s=300")["signal"] == "B:USR1@300"
+    assert words("resilience.stop_lead_s=auto")["signal"] == "B:USR1@120", "nothing is measured yet"
 
 
 def test_cpus_per_task_is_said_to_srun_too() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpcmoe.runs.nodes import Blame, Evidence, blamed, excluded, without
+from hpcmoe.runs.nodes import STRAGGLER, Blame, Evidence, blamed, excluded, without
 
 HOSTS = ("n0001", "n0002", "n0003")
 PEER_GONE = (
@@ -149,3 +149,26 @@ def test_nodes_that_the_user_names_stay_and_enough_nodes_are_left() -> None:
     assert without(until, ["n0002"], None) == ["n0001", "n0003"]
     assert without(until, [], 2) == ["n0002", "n0003"]
     assert without(until, [], -1) == []
+
+
+def slow(t: float, node: str, rank: int = 3, attempt: str = "7.0") -> dict[str, Any]:
+    return {"t": t, "event": STRAGGLER, "attempt": attempt, "node": node, "rank": rank, "times": 1.8}
+
+
+def test_a_straggler_s_node_is_left_out_where_that_was_asked_for_and_for_as_long_as_any_other() -> None:
+    assert excluded([slow(1.0, "n0002")], 9.0, 100.0, 2, "exclude") == {"n0002": 101.0}
+    assert excluded([slow(1.0, "n0002")], 101.0, 100.0, 2, "exclude") == {}
+    assert excluded([slow(1.0, "n0002")], 9.0, 100.0, 2) == {}
+
+
+def test_a_straggler_is_a_strike_beside_a_crash_and_never_alone() -> None:
+    again = [slow(1.0, "n0002"), slow(1.0, "n0002", rank=2), slow(2.0, "n0002", attempt="7.1"), slow(3.0, "n0002", attempt="7.2")]
+    assert excluded(again, 9.0, 100.0, 2) == {}
+    assert excluded([again[0], event(4.0, "n0002")], 9.0, 100.0, 2) == {"n0002": 104.0}
+    assert excluded([*again[:2], event(4.0, "n0002")], 9.0, 100.0, 3) == {}, "two ranks in one attempt are one strike"
+
+
+def test_a_rank_that_is_slow_wherever_it_runs_has_more_to_do() -> None:
+    wandering = [slow(1.0, "n0002"), slow(2.0, "n0003", attempt="7.1")]
+    assert excluded(wandering, 9.0, 100.0, 2, "exclude") == {}
+    assert excluded([wandering[0], slow(2.0, "n0003", rank=5)], 9.0, 100.0, 2, "exclude") == {"n0002": 101.0, "n0003": 102.0}

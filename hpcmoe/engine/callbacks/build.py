@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -11,6 +12,7 @@ from hpcmoe.engine.callbacks.evaluation import Evaluation
 from hpcmoe.engine.callbacks.halving import Halving, Judge
 from hpcmoe.engine.callbacks.profiler import Profiler
 from hpcmoe.engine.callbacks.skip import SkipStep
+from hpcmoe.engine.callbacks.straggler import Straggler
 from hpcmoe.engine.callbacks.watchdog import Watchdog
 from hpcmoe.engine.schedule import batch_tokens
 from hpcmoe.engine.trainer import Trainer
@@ -20,13 +22,20 @@ from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.rungs import passed_rungs, sweep_dir_of
 
 
-def build_callbacks(trainer: Trainer, rank: int, folder: Path, watchdog: Watchdog | None = None) -> list[Callback]:
-    """Those that ``trainer``'s config asks for. ``folder``: the attempt's; ``watchdog``: there since the process began."""
+def build_callbacks(
+    trainer: Trainer, rank: int, folder: Path, watchdog: Watchdog | None = None, nodes: Sequence[str] = ()
+) -> list[Callback]:
+    """Those that ``trainer``'s config asks for.
+
+    ``folder``: the attempt's; ``watchdog``: there since the process began; ``nodes``: each rank's.
+    """
     config, checkpointer = trainer.config, trainer.checkpointer
     journal = trainer.lead.journal if trainer.lead is not None else None
     callbacks: list[Callback] = [] if watchdog is None else [watchdog]
     if trainer.lead is not None:
         callbacks.append(_certificate(trainer, trainer.lead.journal))
+        if len(nodes) > 1:
+            callbacks.append(Straggler(trainer.lead.journal, nodes, trainer.device.type))
     callbacks.append(SkipStep(config.train.skip, journal, lambda: checkpointer.saved_step, config.optim.lr))
     profiler = config.logging.profiler
     if profiler.first_step is not None and rank in profiler.ranks:

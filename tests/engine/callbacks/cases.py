@@ -39,8 +39,10 @@ from hpcmoe.engine.callbacks.build import build_callbacks
 from hpcmoe.engine.callbacks.callback import Callback, Evaluated, Told
 from hpcmoe.engine.callbacks.evaluation import Evaluation
 from hpcmoe.engine.callbacks.profiler import Profiler
+from hpcmoe.engine.callbacks.straggler import Straggler
 from hpcmoe.engine.interval import SavePlan
 from hpcmoe.engine.optimizer import local_squared_norm
+from hpcmoe.engine.pace import Pace
 from hpcmoe.engine.parallelize import initial_values
 from hpcmoe.engine.report import Reporter
 from hpcmoe.engine.restore import load_newest
@@ -373,3 +375,23 @@ def a_window_of_steps_is_traced(text: Path, scratch: Path) -> None:
         torch.ones(4) @ torch.ones(4)
         small.close()
         assert not list(scratch.glob("profile-*"))
+
+
+def the_rank_with_slow_attention_is_told(text: Path, scratch: Path) -> None:
+    """Its steps are no longer than the other's: that one waits for it in every block."""
+    steps = 1 + 3 * 4
+    trainer = trainer_of(config_of(text, steps), scratch / "checkpoints")
+    trainer.pace = Pace(trainer.device)
+    trainer.pace.watch(trainer.stages)
+    if trainer.lead is not None:
+        nodes = ["n0001", "n0002"]
+        trainer.callbacks = [Straggler(trainer.lead.journal, nodes, "cpu", window_s=0.0, window_steps=4), *trainer.callbacks]
+    else:
+        for block in trainer.stages.parts[0].layers.values():
+            once = block.attention._own_heads
+            block.attention._own_heads = lambda *args, once=once: [once(*args) for _ in range(9)][-1]
+    trainer.run()
+    if dist.get_rank() == 0:
+        [told] = [event for event in read_journal(scratch / "checkpoints" / "events.jsonl") if event["event"] == "straggler"]
+        assert (told["rank"], told["node"], told["step"]) == (1, "n0002", steps), told
+        assert told["times"] > 2.0, told
