@@ -26,6 +26,7 @@ INTERVAL_S, LEAST_INTERVAL_S = 10.0, 1.0
 DRAW_EVERY_S = 1.0
 NARROWEST = 80
 PAGE = 10
+LAST_BYTES = 8192  # of a log that is followed
 
 
 def main(argv: list[str]) -> int:
@@ -198,7 +199,7 @@ def _follow_log(run: RunDir, keys: Keys) -> None:
         sys.stdout.flush()
 
     emit(f"--- run {run.run_id}, rank 0; q or Enter goes back ---\n")
-    tail = LogTail(run, 0, emit)
+    tail = LogTail(run, 0, emit, LAST_BYTES)  # a night's log would scroll by for minutes
     tail.pump()
     while keys.next(DRAW_EVERY_S) not in ("q", "enter", "escape", "l"):
         tail.pump()

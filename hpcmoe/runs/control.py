@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcmoe.errors import UserError
 from hpcmoe.runs.arrive import close_silent_attempts
-from hpcmoe.runs.journal import Journal, read_journal
+from hpcmoe.runs.journal import Event, Journal, read_journal
 from hpcmoe.runs.life import JobView
 from hpcmoe.runs.observe import RunView, observe
 from hpcmoe.runs.place import local_pid
@@ -203,16 +203,19 @@ def _reopened(run: RunDir) -> Iterator[None]:
 class LogTail:
     """Follows one rank's log through all attempts. ``emit`` gets text; each attempt is announced by a line of its own."""
 
-    def __init__(self, run: RunDir, rank: int, emit: Callable[[str], None]) -> None:
+    def __init__(self, run: RunDir, rank: int, emit: Callable[[str], None], last_bytes: int | None = None) -> None:
+        """``last_bytes``: of what is there already only so much of the newest attempt; None: all."""
         self.run, self.rank, self.emit = run, rank, emit
+        self._last_bytes = last_bytes
         self._offsets: dict[str, int] = {}
 
     def pump(self) -> bool:
         """Emit what is new. True when there was something."""
         any_new = False
-        for event in read_journal(self.run.journal):
-            if event["event"] != "attempt_started":
-                continue
+        started = [event for event in read_journal(self.run.journal) if event["event"] == "attempt_started"]
+        if self._last_bytes is not None:
+            self._skip(started, self._last_bytes)
+        for event in started:
             attempt = str(event["attempt"])
             path = self.run.rank_log(attempt, self.rank)
             if not path.exists():
@@ -221,6 +224,23 @@ class LogTail:
                 self.emit(f"--- attempt {attempt} on {compress_hostlist(event.get('hosts') or ())} (rank {self.rank}) ---\n")
             any_new |= self._read(attempt, path)
         return any_new
+
+    def _skip(self, started: Sequence[Event], last_bytes: int) -> None:
+        """Pass over what was there before, once."""
+        self._last_bytes = None
+        paths = {str(event["attempt"]): self.run.rank_log(str(event["attempt"]), self.rank) for event in started}
+        sizes = {attempt: path.stat().st_size for attempt, path in paths.items() if path.exists()}
+        self._offsets = dict(sizes)
+        newest = next(reversed(sizes), None)
+        if newest is None:
+            return
+        del self._offsets[newest]
+        if sizes[newest] > last_bytes:
+            with paths[newest].open("rb") as file:
+                file.seek(sizes[newest] - last_bytes)
+                file.readline()
+                self._offsets[newest] = file.tell()
+            self.emit(f"--- the end of attempt {newest}'s log ---\n")
 
     def _read(self, attempt: str, path: Path) -> bool:
         offset = self._offsets.get(attempt, 0)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcmoe.errors import UserError
-from hpcmoe.runs.control import cancel, cancel_all
+from hpcmoe.runs.control import LogTail, cancel, cancel_all
 from hpcmoe.runs.journal import Journal, read_journal
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.slurm import client
@@ -102,3 +102,21 @@ def test_a_controller_that_falls_silent_after_the_request_leaves_the_runs_open(
     events = [event["event"] for event in read_journal(run.journal)]
     assert "cancel_requested" in events
     assert "finished" not in events, "its job may still run"
+
+
+def test_of_a_long_log_that_is_followed_only_the_end_is_shown_and_what_comes_then(run: RunDir) -> None:
+    for attempt, text in (("7.0", "old\n"), ("7.1", "".join(f"line {number}\n" for number in range(1000)))):
+        Journal(run.journal, attempt).append("attempt_started", job_id="7", restart=0, hosts=["n1"])
+        run.attempt(attempt).mkdir(parents=True)
+        run.rank_log(attempt, 0).write_text(text)
+    said: list[str] = []
+    tail = LogTail(run, 0, said.append, last_bytes=30)
+    tail.pump()
+    assert "".join(said) == "--- the end of attempt 7.1's log ---\nline 997\nline 998\nline 999\n"
+    with run.rank_log("7.1", 0).open("a") as log:
+        log.write("line 1000\n")
+    tail.pump()
+    assert said[-1] == "line 1000\n"
+    whole: list[str] = []
+    LogTail(run, 0, whole.append, last_bytes=30000).pump()
+    assert "".join(whole).startswith("--- attempt 7.1 on n1 (rank 0) ---\nline 0\n")

@@ -51,6 +51,7 @@ from hpcmoe.engine.schedule import batch_tokens
 from hpcmoe.engine.stop import HEARD, ControlFiles
 from hpcmoe.engine.trainer import Lead, Trainer
 from hpcmoe.errors import UserError
+from hpcmoe.models.transformer import Block
 from hpcmoe.runs.journal import Journal, iter_json_lines, read_journal
 from tests.engine import parity_cases
 from tests.engine.parity_cases import everything
@@ -388,8 +389,9 @@ def the_rank_with_slow_attention_is_told(text: Path, scratch: Path) -> None:
         trainer.callbacks = [Straggler(trainer.lead.journal, nodes, "cpu", window_s=0.0, window_steps=4), *trainer.callbacks]
     else:
         for block in trainer.stages.parts[0].layers.values():
+            assert isinstance(block, Block)
             once = block.attention._own_heads
-            block.attention._own_heads = lambda *args, once=once: [once(*args) for _ in range(9)][-1]
+            block.attention._own_heads = lambda *args, once=once: [once(*args) for _ in range(9)][-1]  # type: ignore[method-assign]
     trainer.run()
     if dist.get_rank() == 0:
         [told] = [event for event in read_journal(scratch / "checkpoints" / "events.jsonl") if event["event"] == "straggler"]
