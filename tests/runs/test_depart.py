@@ -22,6 +22,7 @@ from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import finish, read_record
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmMissing, SlurmRejected, SlurmUnreachable
+from hpcmoe.slurm.directives import read_directives
 
 PLACE = Place("7.0", "7", 0, nodes=1, nodelist="n1", scheduler="slurm")
 Answer = Callable[..., Any]
@@ -108,6 +109,9 @@ def test_where_requeue_is_refused_or_scontrol_is_missing_a_successor_waits_for_t
         ("submitting", None),
         ("submitted", "8"),
     ]
+    # an element of an array has no script of its own until it must come back as a job of its own
+    assert f"RUN_DIR={run.path}\n" in run.script.read_text()
+    assert "array" not in read_directives(run.script.read_text())
 
 
 def test_a_successor_may_last_as_long_as_the_ceiling_of_gpu_hours_leaves_it(slurm: Slurm, tmp_path: Path) -> None:
