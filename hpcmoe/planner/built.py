@@ -76,40 +76,54 @@ def _step(
         part
     ) in stages.parts:  # a first microbatch leaves gradients, and a pipeline's weights gathered; what it keeps does not tell
         part.set_recompute("none")
-        _backward(part, *_forward(part, shape))
+        _backward(part, _forward(part, shape))
         part.set_recompute(layout.recompute)
     before = ledger.now
     alive = [_forward(part, shape) for part, count in zip(stages.parts, flight, strict=True) for _ in range(count)]
-    activations = ledger.now - before - sum(_outputs(output) for _, output in alive)
+    if layout.pp == 1:
+        for passed in alive:
+            passed.result = passed.output  # only a pipeline's stages keep it until its backward pass is over
+    activations = ledger.now - before - sum(passed.bytes_beside() for passed in alive)
     ledger.restart()
     part = stages.parts[-1]
-    entered, output = alive.pop()
-    _backward(part, entered, output)
+    _backward(part, alive.pop())
     grads = float(sum(_gradient(p) for p in stages.parameters()))
     if layout.pp > 1:
         grads = float(_whole_gradients(stages))
     return BuiltBytes(params, grads, moments, float(activations), float(ledger.peak))
 
 
-def _forward(part: Transformer, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(input, output) of one microbatch; the output of a last stage is its loss."""
+@dataclass
+class _Passed:
+    """A microbatch that went forward: what entered the part, what it gave (``result``), and what goes backward from there."""
+
+    entered: torch.Tensor
+    output: torch.Tensor  # of a last stage its loss
+    result: torch.Tensor
+
+    def bytes_beside(self) -> int:
+        """Of what is alive only because somebody refers to it, and not for the backward pass."""
+        storages = [self.output.untyped_storage()]
+        if self.result is not self.output:
+            storages.append(self.result.untyped_storage())
+        return sum(storage.nbytes() for storage in storages)
+
+
+def _forward(part: Transformer, shape: tuple[int, int]) -> _Passed:
+    """One microbatch."""
     B, S = shape
     if part.part.first:
         entered = torch.zeros(B, S, dtype=torch.int64)
     else:
         entered = torch.empty(B, S // part.tp.size, part.model.hidden, dtype=_compute_dtype(part), requires_grad=True)
-    output = part(entered)
+    output = result = part(entered)
     if part.part.last:
-        output = LossSum(part, torch.device("cpu")).add(output, torch.zeros(B, S, dtype=torch.int64))
-    return entered, output
+        output = LossSum(part, torch.device("cpu")).add(result, torch.zeros(B, S, dtype=torch.int64))
+    return _Passed(entered, output, result)
 
 
-def _backward(part: Transformer, entered: torch.Tensor, output: torch.Tensor) -> None:
-    output.backward(None if part.part.last else torch.empty_like(output))
-
-
-def _outputs(output: torch.Tensor) -> int:
-    return output.untyped_storage().nbytes()
+def _backward(part: Transformer, passed: _Passed) -> None:
+    passed.output.backward(None if part.part.last else torch.empty_like(passed.output))
 
 
 def _compute_dtype(part: Transformer) -> torch.dtype:

@@ -181,6 +181,7 @@ class Memories:
             if layout.pp > 1:  # PyTorch's stages keep each microbatch's result until its backward pass
                 result = tokens * work.compute_bytes * shape.hidden / layout.tp
                 passing += sum(n * result for n, chunk in zip(flight, chunks, strict=True) if not chunk.last)
+                passing += work.compute_bytes * logits  # the last one's result, all through its backward pass
             ends = 4.0 * logits + (tokens * work.compute_bytes * shape.hidden * (1.0 + 1.0 / layout.tp) if logits else 0.0)
             activations += ends
             buffers = max(passing - ends, LOSS_BYTES * logits)
