@@ -170,9 +170,10 @@ def node_lines(events: list[Event]) -> list[str]:
             sizes = ", ".join(f"{name} {size}" for name, size in event["layout"].items() if size not in untold)
             lines.append(f"  {event['attempt']}: laid out on {event['nodes']} node{'s' * (event['nodes'] > 1)}: {sizes}")
         elif event["event"] == "nodes_excluded":
-            lines.append(
-                f"  {event['attempt']}: job {event['job_id']} is to stay away from {','.join(event['nodes']) or 'no node'}"
-            )
+            away = f"is to stay away from {','.join(event['nodes'])}" if event["nodes"] else "may start on every node again"
+            lines.append(f"  {event['attempt']}: job {event['job_id']} {away}")
+        elif event["event"] == "nodes_left_out":
+            lines.append(f"  {event['attempt']}: after the preflight no ranks on {','.join(event['nodes'])}")
         elif event["event"] == STRAGGLER:
             slow = f"rank {event['rank']} on {event['node']} computes {event['times']:g} times as long as the others"
             lines.append(f"  {event['attempt']}: STRAGGLER after step {event['step']}: {slow}")
