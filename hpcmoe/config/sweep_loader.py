@@ -115,7 +115,10 @@ def _kind(composed: DictConfig, overrides: Sequence[Override], plain: Sequence[O
         return None
     if any(key in others for key in keys) or not all(_holds_a_value(composed, key) for key in keys):
         return None
-    return _Kind(pickle.dumps(composed), frozenset(keys))
+    try:
+        return _Kind(pickle.dumps(composed), frozenset(keys))
+    except (pickle.PicklingError, TypeError, AttributeError):  # an app's own classes and values
+        return None
 
 
 def _touch(key: str, other: str) -> bool:

@@ -12,13 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import initialize_config_dir
+from hydra._internal.callbacks import Callbacks
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import HydraContext, RunMode
 from omegaconf import OmegaConf
 
+from hpcmoe.config.sweep_loader import SweepLoader
 from hpcmoe.errors import UserError
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import raw_config, result_state
 from hpcmoe.runs.sweep import find_sweep
 from hydra_plugins.hpcmoe_launchers._app_sweep import AppSweep
+from hydra_plugins.hpcmoe_launchers.app_launcher import HpcmoeSlurmLauncher
 from tests.hpcmoe_slurm.fakes import RECORDED, FakeSlurm
 
 PATIENCE_S = 600.0
@@ -266,6 +272,18 @@ def test_an_interrupt_leaves_the_jobs_alone_and_says_how_to_follow_them(app: Pat
     assert f"hpcmoe sweep wait {find_sweep('latest', tmp_path / 'runs').sweep_id}" in said
     assert "Traceback" not in said
     assert not slurm.calls("scancel")
+
+
+def test_an_app_s_points_are_composed_once_where_they_differ_in_plain_values(tmp_path: Path) -> None:
+    """Hydra's sweepers ask the context that the launcher was set up with."""
+    (tmp_path / "app.yaml").write_text("lr: 1\ntwice: [1, 2]\n")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        context = HydraContext(GlobalHydra.instance().config_loader(), Callbacks())
+        HpcmoeSlurmLauncher().setup(hydra_context=context, task_function=lambda _: None, config=OmegaConf.create({}))
+        assert isinstance(context.config_loader, SweepLoader)
+        master = context.config_loader.load_configuration("app", ["hydra.job.name=app"], RunMode.MULTIRUN)
+        points = [context.config_loader.load_sweep_config(master, [f"lr={lr}"]) for lr in (2, 3)]
+    assert [(point.lr, point.hydra.job.override_dirname) for point in points] == [(2, "lr=2"), (3, "lr=3")]
 
 
 def test_a_sweeper_that_needs_values_is_not_detached(app: Path, slurm: FakeSlurm, tmp_path: Path) -> None:

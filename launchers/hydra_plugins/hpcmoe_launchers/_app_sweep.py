@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.utils import JobReturn, JobRuntime, JobStatus, configure_log, filter_overrides, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
@@ -71,7 +72,9 @@ class AppSweep:
         confirm_points(points, bool(self.params.get("yes")))
         self._make_directory(directory)
         if self.task_file is None:
-            write_task(task_file, self.function, self.context, self.config)
+            # each point's process composes once, with Hydra's own loader
+            plain = ConfigLoaderImpl(self.context.config_loader.get_search_path())
+            write_task(task_file, self.function, HydraContext(plain, self.context.callbacks), self.config)
             self.task_file = task_file
         submitted = submit_points(points, self.config, multirun=self.multirun)
         sweep_id = SweepDir(directory).sweep_id
