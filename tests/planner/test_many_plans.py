@@ -14,6 +14,7 @@ from hpcmoe.config.validate import validate
 from hpcmoe.errors import UserError
 from hpcmoe.planner import check
 from hpcmoe.planner.check import NOT_PLANNED, ManyPlans, prepare
+from hpcmoe.planner.plan import Plan
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,12 @@ def test_what_is_left_out_of_a_plan_is_never_looked_at(config: Config) -> None:
 
 def test_one_plan_for_points_that_it_cannot_tell_apart(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Config] = []
-    monkeypatch.setattr(check, "prepare", lambda given: made.append(given) or prepare(given))
+
+    def noted(given: Config) -> Plan | None:
+        made.append(given)
+        return prepare(given)
+
+    monkeypatch.setattr(check, "prepare", noted)
     planner, filled = ManyPlans(), []
     for number in range(3):
         point = copy.deepcopy(config)
