@@ -74,7 +74,7 @@ def _compose(loader: ConfigLoader, planner: ManyPlans, master: DictConfig, overr
     with open_dict(composed):
         composed.hydra.job.id = str(index)
         composed.hydra.job.num = index
-    HydraConfig.instance().cfg = composed  # what ${hydra:...} in the config refers to; set_config would copy it
+    HydraConfig.instance().cfg = composed  # type: ignore[assignment]  # what ${hydra:...} in the config refers to; set_config would copy it
     config = validate(to_config(composed))
     speed = planner.prepare(config)
     gpu_hours, hours = estimate_gpu_hours(config, speed), estimate_hours(config, speed)
