@@ -48,10 +48,11 @@ if __name__ == "__main__":
     main()
 """
 CONFIG = "lr: 0.1\nseed: 0\nmodel: {width: 128, depth: 4}\ndata: {path: /data, workers: 2}\n"
-# Notes when sbatch has answered, and how many elements its array has.
+# Notes when sbatch has answered, and with which job.
 WRAPPER = """#!/bin/bash
 answer=$({sbatch} "$@") || exit
-echo "$EPOCHREALTIME ${{answer%%;*}} ${{*: -1}}" >>{log}
+job=${{answer##* }}  # submitit asks for no --parsable
+echo "$EPOCHREALTIME ${{job%%;*}}" >>{log}
 echo "$answer"
 """
 
