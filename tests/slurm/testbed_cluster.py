@@ -276,6 +276,16 @@ def set_user_signal(root: Path, on: bool) -> Record:
     return record
 
 
+def set_max_array_size(root: Path, most: int) -> None:
+    """Of the running testbed, from now on. slurmctld is started anew: it looks at this setting once in its life."""
+    record = _loaded(root)
+    record.settings = replace(record.settings, max_array_size=most)
+    record.save()
+    write_slurm_conf(record.settings)
+    stop_daemon(root, STARTED)
+    start_daemon(root, STARTED)
+
+
 def user_signal(settings: Settings) -> bool:
     """What slurmctld does now, whatever the file says."""
     return "send_user_signal" in slurm(settings, "scontrol", "show", "config")

@@ -48,6 +48,7 @@ class Settings:
     slurm_version: tuple[int, int]
     user_signal: bool = False
     users: tuple[str, ...] = ("root",)
+    max_array_size: int = 1001  # Slurm's own default
 
     @property
     def slurm_conf(self) -> Path:
@@ -150,7 +151,7 @@ KillWait={KILL_WAIT_S}
 OverTimeLimit=0
 JobRequeue=1
 MinJobAge=300
-MaxArraySize=1001
+MaxArraySize={settings.max_array_size}
 
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=1
