@@ -99,6 +99,14 @@ def test_a_night_in_which_each_point_ended_once_as_it_should_is_well(night: Told
     assert Judgement(night, tmp_path, MOST).preempted() == POINTS
 
 
+def test_slurm_may_call_a_job_timed_out_that_was_done_while_it_was_taken_away(night: Told, tmp_path: Path) -> None:
+    """Seen: done 2.5 s after its grace time, exit code 0, TIMEOUT."""
+    night.lies = {"40_1": "TIMEOUT|0:0"}
+    assert wrong(night, tmp_path / "of itself") == ["job 40_1 is TIMEOUT 0:0 in Slurm, and should be COMPLETED"]
+    Journal(night.sweep.runs()[1].journal, "40_1.1").append("attempt_ended", cause="completed", preempt_time=10.0)
+    assert wrong(night, tmp_path / "taken away") == []
+
+
 def another_result(sweep: SweepDir) -> None:
     (sweep.runs()[0].checkpoints / "count").write_text("6 1\n")
 
