@@ -11,7 +11,7 @@ import getpass
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from hpcmoe.runs.life import WAITING_STATES
 from hpcmoe.runs.lifecycle import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from hpcmoe.runs.pace import Facts, Policy, Queued, SetShare, Stop, Submit, decide
 from hpcmoe.runs.promote import due_promotions
-from hpcmoe.runs.store import raw_config, result_state
+from hpcmoe.runs.store import raw_config, read_record, result_of, result_state
 from hpcmoe.runs.sweep import SweepDir, SweepPoint
 from hpcmoe.runs.sweep_life import SweepLife, anything_to_do, grouped, life_of, stop_reason
 from hpcmoe.slurm import client
@@ -157,7 +157,7 @@ def _look(sweep: SweepDir, points: Sequence[SweepPoint], life: SweepLife, leavin
         room=limit.left(jobs) if limit is not None else None,
         room_of=limit.most if limit is not None else None,
         most=1 if single else client.cluster_facts().max_array_size,
-        failures=_failures(sweep, points) if _policy(sweep).max_failures is not None else 0,
+        failures=_failures(sweep, points, life.resumed_at) if _policy(sweep).max_failures is not None else 0,
         stopped=stop_reason(life) is not None,
         leaving=leaving is not None and any(job.job_id == leaving for job in jobs),
     )
@@ -189,8 +189,10 @@ def _limits(configs: Sequence[Mapping[str, Any]]) -> list[SubmitLimit]:
     ]
 
 
-def _failures(sweep: SweepDir, points: Sequence[SweepPoint]) -> int:
-    return sum(result_state(sweep.run(point.run_id)) == "FAILED" for point in points if point.run_id is not None)
+def _failures(sweep: SweepDir, points: Sequence[SweepPoint], since: float) -> int:
+    """Runs that FAILED since the sweep's last resume (``since``, epoch s); those before it its user has seen."""
+    results = (result_of(sweep.run(point.run_id)) for point in points if point.run_id is not None)
+    return sum(result.get("state") == "FAILED" and float(result.get("t") or 0.0) >= since for result in results)
 
 
 def queued(
@@ -216,17 +218,22 @@ def queued(
 
 
 def _set_share(sweep: SweepDir, life: SweepLife, seen: Seen, action: SetShare) -> None:
-    """An array that has ended meanwhile is no trouble."""
+    """An array that has ended meanwhile is no trouble.
+
+    Where elements of an array have ended Slurm says no for these and does it for the others: what was asked counts as done.
+    """
     job = next(job for job in seen.facts.queued if job.job_id == action.job_id)
-    with contextlib.suppress(SlurmRejected):
-        if action.share == 0:
-            client.hold(action.job_id)
-        else:
-            if job.array:
-                client.limit_array(action.job_id, action.share)
-            if job.share == 0:
-                client.release(action.job_id)
-        sweep.journal("share", job_id=action.job_id, to=action.share)
+    calls: list[Callable[[], None]] = []
+    if action.share == 0:
+        calls.append(lambda: client.hold(action.job_id))
+    elif job.array:
+        calls.append(lambda: client.limit_array(action.job_id, action.share))
+    if action.share != 0 and job.share == 0:
+        calls.append(lambda: client.release(action.job_id))
+    for call in calls:
+        with contextlib.suppress(SlurmRejected):
+            call()
+    sweep.journal("share", job_id=action.job_id, to=action.share)
 
 
 def _submit(sweep: SweepDir, seen: Seen, action: Submit, leaving: str | None, done: Advanced) -> bool:
@@ -290,9 +297,10 @@ def stop(
     carriers = life.carriers()
     ids: list[str] = []
     for point in points:
-        run, job_id = sweep.run(point.run_id or ""), carriers.get(point.index, "")
+        run = sweep.run(point.run_id or "")
         if point.run_id is None or result_state(run) is not None:
             continue
+        job_id = read_record(run).job_id or carriers.get(point.index, "")  # it may have come back in a job of its own
         began = run.attempts.exists()
         pends = not began if local else states.get(job_id) in WAITING_STATES
         if point.index in waiting or (pends and (running or not began)):

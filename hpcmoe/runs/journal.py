@@ -45,17 +45,25 @@ class Journal:
         return entry
 
     def _write(self, line: str, sync: bool = True) -> None:
-        fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            size = os.fstat(fd).st_size
-            torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-            whole = (("\n" if torn else "") + line).encode()
-            if os.write(fd, whole) < len(whole):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-            if sync:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
+        append_lines(self.path, line, sync)
+
+
+def append_lines(path: Path, lines: str, sync: bool = True) -> None:
+    """Add whole lines with one write; what a killed writer or a full disk has torn before does not take them with it.
+
+    Raises OSError, also when only a part of them could be written.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        size = os.fstat(fd).st_size
+        torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+        whole = (("\n" if torn else "") + lines).encode()
+        if os.write(fd, whole) < len(whole):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        if sync:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 class PatientJournal(Journal):

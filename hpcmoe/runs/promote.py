@@ -17,7 +17,7 @@ def due_promotions(sweep: SweepDir, points: Sequence[SweepPoint], waiting: Colle
     if not stops_early(sweep.policy):
         return []
     halving = sweep.policy["halving"]
-    own = {point.run_id: point for point in points if point.run_id is not None}
+    own = {p.run_id: p for p in points if p.run_id is not None and sweep.run(p.run_id).journal.exists()}
     records = {run_id: read_record(sweep.run(run_id)) for run_id in own}
     runs = {run_id: whereabouts(record.life, own[run_id].index in waiting) for run_id, record in records.items()}
     told = [one for run_id, record in records.items() for one in told_by(run_id, record.events)]

@@ -123,10 +123,16 @@ def finish(run: RunDir, state: str, reason: str | None, attempt: str | None = No
     write_json(run.result, {"run_id": run.run_id, "state": state, "reason": reason, "t": event["t"], **fields})
 
 
+def result_of(run: RunDir) -> dict[str, Any]:
+    """What result.json says: ``state``, ``reason``, ``t`` (epoch s); empty while the run is not over."""
+    result = read_json(run.result)
+    return result if isinstance(result, dict) else {}
+
+
 def result_state(run: RunDir) -> str | None:
     """COMPLETED, FAILED or CANCELLED when the run is over; None while it is not."""
-    result = read_json(run.result)
-    return str(result["state"]) if isinstance(result, dict) and "state" in result else None
+    result = result_of(run)
+    return str(result["state"]) if "state" in result else None
 
 
 def reopen(run: RunDir) -> None:

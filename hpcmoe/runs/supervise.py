@@ -187,7 +187,9 @@ def one_round(root: Path, glancer: Glancer) -> Round:
         except (UserError, OSError, AssertionError, KeyError, TypeError) as error:
             text = f"run {run_id} could not be helped: {error}"
             deeds.append({"run_id": run_id, "did": "not_helped", "text": text, "problem": str(error)})
-    for path in sorted({str(view.record.planned["sweep"]) for view in views if view.record.planned.get("sweep")}):
+    paused = [record for record in over if record.life.paused_at is not None]
+    open_or_paused = [*(view.record for view in views), *paused]
+    for path in sorted({str(record.planned["sweep"]) for record in open_or_paused if record.planned.get("sweep")}):
         deeds += _go_on(SweepDir(Path(path)))
     now = time.time()
     send_due([*views, *(view_of(record, JobView(), now) for record in over)], now, lambda text: deeds.append(_not_told(text)))

@@ -17,7 +17,7 @@ from typing import Any
 
 from hpcmoe.errors import UserError, nearest
 from hpcmoe.files import read_json, write_json
-from hpcmoe.runs.journal import Event, Journal, iter_json_lines, read_journal
+from hpcmoe.runs.journal import Event, Journal, append_lines, iter_json_lines, read_journal
 from hpcmoe.runs.registry import RUNS_ENV, runs_root
 from hpcmoe.runs.rundir import RunDir
 
@@ -141,11 +141,7 @@ def _point(line: Mapping[str, Any]) -> SweepPoint:
 
 
 def _append_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    text = "".join(json.dumps(line, default=str) + "\n" for line in lines)
-    with path.open("ab") as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
+    append_lines(path, "".join(json.dumps(line, default=str) + "\n" for line in lines))
 
 
 def create_sweep(

@@ -32,6 +32,7 @@ class SweepLife:
     held_back: str | None = None  # why the points that wait do, as it was said last
     refused_at: float = 0.0  # epoch s: Slurm refused a submission for good reason last
     refusals: int = 0  # in a row
+    resumed_at: float = 0.0  # epoch s: the last resume
     resumed: frozenset[int] = field(default_factory=frozenset)  # points that wait to be submitted again, as their user asked
     promoted: frozenset[int] = field(default_factory=frozenset)  # and those that had paused at a rung
 
@@ -75,7 +76,7 @@ def anything_to_do(sweep: SweepDir) -> bool:
         return True
     if life.throttle is None:
         return any(share is not None for share in life.shares.values())
-    return len(life.jobs) > 1 or any(share != life.throttle for share in life.shares.values())
+    return bool(life.jobs)  # beside one array, too, runs may have come back in jobs of their own
 
 
 def stops_early(policy: Mapping[str, Any]) -> bool:
@@ -126,7 +127,8 @@ def _step(life: SweepLife, event: Event) -> SweepLife:
             return replace(life, stopped=event)
         case "resumed":
             again = set(_points(event))
-            return replace(life, taken=life.taken - again, resumed=life.resumed | again, stopped=None, refusals=0)
+            at, waiting = float(event["t"]), life.resumed | again
+            return replace(life, taken=life.taken - again, resumed=waiting, resumed_at=at, stopped=None, refusals=0)
     return life
 
 

@@ -69,13 +69,19 @@ class SubmitLimit:
         return max(0, self.most - used)
 
 
-def read_limits(assoc: str, qos: str, account: str | None, qos_names: Sequence[str | None]) -> list[SubmitLimit]:
-    """The limits for a job of ``account`` (None: the user's default one, so any of them) and these QOS (None: the default one).
+def read_limits(
+    assoc: str, qos: str, account: str | None, qos_names: Sequence[str | None], partition: str | None = None
+) -> list[SubmitLimit]:
+    """The limits for a job of ``account``, these QOS and ``partition``; None: the default one, which only Slurm knows.
 
-    ``assoc``, ``qos``: what ``sacctmgr -n -P show`` prints with ASSOC_COLUMNS and QOS_COLUMNS.
+    Which of several accounts is the default one is not told, so that none of their limits counts. ``assoc``, ``qos``: what
+    ``sacctmgr -n -P show`` prints with ASSOC_COLUMNS and QOS_COLUMNS.
     """
     rows = [line.split("|") for line in assoc.splitlines()]
-    mine = [row for row in rows if len(row) == len(ASSOC_COLUMNS) and account in (None, row[0])]
+    fitting = [row for row in rows if len(row) == len(ASSOC_COLUMNS) and account in (None, row[0])]
+    mine = [row for row in fitting if row[1] in ("", partition)]
+    if len({row[0] for row in mine}) > 1:
+        mine = []
     names = {name or row[2] for name in qos_names for row in mine} | {name for name in qos_names if name}
     found = [
         SubmitLimit(int(row[column]), f"{ASSOC_COLUMNS[column]} of account {row[0]}", account=row[0])
@@ -101,7 +107,7 @@ def submit_limits(user: str, account: str | None, qos: str | None, partition: st
         known = run_or_reject([*listing, "qos", f"format={','.join(QOS_COLUMNS)}"])
     except SlurmError:
         return []
-    return read_limits(assoc, known, account, [qos, *_of_partition(partition)])
+    return read_limits(assoc, known, account, [qos, *_of_partition(partition)], partition)
 
 
 def _of_partition(partition: str | None) -> list[str]:

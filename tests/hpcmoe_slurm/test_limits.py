@@ -19,8 +19,16 @@ def test_limits_are_those_of_the_account_and_of_every_qos_that_holds_for_the_job
     ]
     assert [limit.most for limit in read_limits(ASSOC, QOS, "other", ["boost"])] == [200, 8, 100]
     assert [limit.most for limit in read_limits(ASSOC, QOS, "lab", ["long", "boost"])] == [50, 8, 100]
-    assert [limit.most for limit in read_limits(ASSOC, QOS, None, [None])] == [50, 200, 20]
+    assert [limit.most for limit in read_limits("lab||normal|50|\n", QOS, None, [None])] == [50, 20]
     assert read_limits("", "", None, [None]) == []
+
+
+def test_limits_of_other_accounts_and_partitions_hold_nothing_back() -> None:
+    """An account that has expired has MaxSubmitJobs=0, and a partition for tests a low one."""
+    assert read_limits(ASSOC + "expired|||0|\n", QOS, None, [None]) == [], "which is the default account is not told"
+    assoc = "lab||normal|50|\nlab|debug|normal|2|\n"
+    assert [limit.most for limit in read_limits(assoc, "", "lab", [None], "prod")] == [50]
+    assert [limit.most for limit in read_limits(assoc, "", "lab", [None], "debug")] == [50, 2]
 
 
 def test_only_jobs_that_count_use_up_a_limit() -> None:

@@ -332,3 +332,55 @@ def test_neither_a_stopped_sweep_nor_a_cancelled_run_is_gone_on_with(make: Calla
     sweep.journal("resumed", by="me", points=[])
     (said, _) = advance(sweep)
     assert said.startswith(f"run {sweep.runs()[1].run_id} goes on")
+
+
+def test_an_array_is_released_though_slurm_says_no_for_elements_that_have_ended(
+    make: Callable[..., SweepDir], queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*words: object) -> None:
+        queue.scontrol.append(("refused", str(words[0]), None))
+        raise SlurmRejected("Job/step already completing or completed", "")
+
+    sweep = make(2, 2, throttle=4)
+    advance(sweep)
+    for name in ("hold", "limit_array"):
+        monkeypatch.setattr(client, name, refuse)
+    sweep.journal("share", job_id="41", to=0)
+    advance(sweep)
+    assert ("release", "41", None) in queue.scontrol
+    assert life_of(sweep).shares["41"] == 2
+
+
+def test_failures_from_before_a_resume_do_not_stop_the_sweep_again(make: Callable[..., SweepDir], queue: Queue) -> None:
+    sweep = make(3, max_failures=0, on_max_failures="drain")
+    advance(sweep)
+    first, second, _ = sweep.runs()
+    finish(first, "FAILED", "crashed")
+    advance(sweep)
+    assert len(lines(sweep, "stopped")) == 1
+    sweep.journal("resumed", points=[1, 2])
+    advance(sweep)
+    assert len(lines(sweep, "stopped")) == 1
+    finish(second, "FAILED", "crashed")
+    advance(sweep)
+    assert len(lines(sweep, "stopped")) == 2
+
+
+def test_a_stop_reaches_runs_that_have_come_back_in_jobs_of_their_own(make: Callable[..., SweepDir], queue: Queue) -> None:
+    sweep = make(2, max_failures=0, on_max_failures="stop")
+    advance(sweep)
+    failed, back = sweep.runs()
+    Journal(back.journal).append("submitted", job_id="99", how="supervisor")
+    back.attempts.mkdir()
+    queue.jobs = {"99": MyJob("99", "RUNNING", comment=f"hpcmoe:{back.run_id}-1")}
+    finish(failed, "FAILED", "crashed")
+    advance(sweep)
+    assert (back.control / "stop").exists()
+
+
+def test_points_survive_a_torn_line_before_them(make: Callable[..., SweepDir], queue: Queue) -> None:
+    sweep = make(1)
+    with sweep.points_file.open("a") as file:
+        file.write('{"index": 1, "overr')
+    sweep.append_points([SweepPoint(2, ("x=2",), "k2", "abcdef")])
+    assert [point.index for point in sweep.read_points()] == [0, 2]
