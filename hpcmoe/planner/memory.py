@@ -178,12 +178,13 @@ class Memories:
         logits = tokens * shape.vocab / layout.tp if any(c.last for c in chunks) else 0.0
         if work.own:  # the loss keeps its probabilities; all that it needs is gone before the blocks' turn
             passing += self._in_block(layout, chunks)
+            late = next((n for n, chunk in zip(flight, chunks, strict=True) if chunk.last), 1.0)  # microbatches whose loss waits
             if layout.pp > 1:  # PyTorch's stages keep each microbatch's result until its backward pass
                 result = tokens * work.compute_bytes * shape.hidden / layout.tp
                 passing += sum(n * result for n, chunk in zip(flight, chunks, strict=True) if not chunk.last)
-                passing += work.compute_bytes * logits  # the last one's result, all through its backward pass
+                passing += late * work.compute_bytes * logits  # the last one's result, all through its backward pass
             ends = 4.0 * logits + (tokens * work.compute_bytes * shape.hidden * (1.0 + 1.0 / layout.tp) if logits else 0.0)
-            activations += ends
+            activations += late * ends
             buffers = max(passing - ends, LOSS_BYTES * logits)
             if layout.pp == 1:  # at last, embedding's and head's gradients alone
                 buffers = max(buffers, (work.compute_bytes + work.reduce_bytes) * values.ends - activations)

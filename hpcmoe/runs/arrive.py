@@ -174,7 +174,8 @@ def work_done(run: RunDir, record: Record, attempt: str, config: dict) -> dict[s
     last_step = next((a.last_step for a in record.attempts if a.attempt == attempt), None)
     if runs_command(config):
         return {"last_step": last_step, "steps_lost": None}  # what its checkpoints hold, it alone knows
-    done = last_step_done(run, attempt)
+    left = any(event["event"] == "left" and event["attempt"] == attempt for event in record.events)
+    done = None if left else last_step_done(run, attempt)  # who left in order has told; thousands of files are not read for it
     if done is not None:
         last_step = max(done, last_step or 0)
     return {"last_step": last_step, "steps_lost": max(0, (last_step or 0) - newest)}

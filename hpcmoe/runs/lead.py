@@ -21,8 +21,11 @@ DEPART_S = 10.0  # until the job script has seen to what follows
 
 
 def need_s(step_s: float, save_s: float) -> float:
-    """Seconds before the job's end at which the run must begin to leave: one more step, a save, the job script's last words."""
-    return MARGIN * (step_s + save_s) + DEPART_S
+    """Seconds before the job's end at which the run must begin to leave: one more step, a save, the job script's last words.
+
+    And a save that may be in flight then, which is awaited first.
+    """
+    return MARGIN * (step_s + save_s) + save_s + DEPART_S
 
 
 def next_lead_s(given: int | str, events: Sequence[Event], limit: str | None = None) -> int:

@@ -179,9 +179,9 @@ def first_leaving(machine: Machine, plan: SavePlan, steps: int, seconds: float) 
 def test_a_run_leaves_by_itself_when_another_step_and_a_save_no_longer_fit(tmp_path: Path) -> None:
     machine = Machine(tmp_path, save_seconds=[100.0])
     plan = machine.plan(CheckpointConfig(interval=0), end=machine.time + 1000.0, stop_lead_s=30.0)
-    assert need_s(10.0, 100.0) == 175.0
-    assert first_leaving(machine, plan, 100, 10.0) == 83, "170 s before the end; 10 s earlier a step more did fit"
-    warned = machine.plan(CheckpointConfig(interval=0), end=machine.time + 1000.0, stop_lead_s=175.0)
+    assert need_s(10.0, 100.0) == 275.0
+    assert first_leaving(machine, plan, 100, 10.0) == 73, "270 s before the end; 10 s earlier a step more did fit"
+    warned = machine.plan(CheckpointConfig(interval=0), end=machine.time + 1000.0, stop_lead_s=275.0)
     assert first_leaving(machine, warned, 100, 10.0) is None, "Slurm's own warning comes early enough"
 
 
@@ -205,9 +205,9 @@ def test_a_warning_before_the_limit_that_comes_too_late_is_told_once(
     machine = Machine(tmp_path, save_seconds=[100.0])
     machine.train(machine.plan(CheckpointConfig(interval=3), end=end), 1, 20, 10.0, save_s=200.0)
     (told,) = machine.events("lead_too_short")
-    assert (told["need_s"], told["stop_lead_s"], told["by_itself"]) == (175.0, 120.0, end is not None)
+    assert (told["need_s"], told["stop_lead_s"], told["by_itself"]) == (275.0, 120.0, end is not None)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("WARNING: a step (10.0 s) and a save (100.0 s) need 175 s before the job's end")
+    assert line.startswith("WARNING: a step (10.0 s) and a save (100.0 s) need 275 s before the job's end")
     assert cure in line
 
 
@@ -236,5 +236,7 @@ def test_what_leaving_takes_is_told_for_the_next_submission_when_it_has_changed(
         plan.done(4.0)
         plan.done(4.0)
     told = [event["need_s"] for event in read_journal(tmp_path / "events.jsonl") if event["event"] == MEASURED]
-    assert told == [31.0, 106.0], "1.5 x (a step and a save) + 10 s; changes below a quarter are not worth a line"
+    assert told == [41.0, 166.0], (
+        "1.5 x (step and save), a save in flight, 10 s; changes below a quarter are not told"
+    )
     assert not any(event["event"] == "lead_too_short" for event in read_journal(tmp_path / "events.jsonl"))

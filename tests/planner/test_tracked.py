@@ -23,6 +23,7 @@ CASES = {
     "experts over all ranks": Layout(dp_shard=4, ep=4, microbatch=SEQUENCES),
     "tensor parallel, selective recompute": Layout(dp_shard=2, tp=2, ep=4, microbatch=SEQUENCES, recompute="selective"),
     "two stages, full recompute": Layout(pp=2, dp_shard=2, ep=2, microbatch=SEQUENCES, recompute="full"),
+    "two stages, all forward passes first": Layout(pp=2, dp_shard=2, ep=2, microbatch=SEQUENCES, schedule="GPipe"),
     "stages, tensors and experts": Layout(pp=2, tp=2, ep=2, microbatch=SEQUENCES),
 }
 
@@ -32,7 +33,10 @@ def config_of(layout: Layout) -> Config:
     words = ["model.experts=4", "model.top_k=4", "precision=fp32", "train.seq_len=128", "layout.ep_placement=inside"]
     tokens = 128 * SEQUENCES * MICROBATCHES * layout.dp
     config = load([*words, f"train.global_batch_tokens={tokens}"])
-    sizes = {name: getattr(layout, name) for name in ("pp", "dp_replicate", "dp_shard", "tp", "ep", "microbatch", "recompute")}
+    sizes = {
+        name: getattr(layout, name)
+        for name in ("pp", "dp_replicate", "dp_shard", "tp", "ep", "microbatch", "recompute", "schedule")
+    }
     return replace(config, layout=replace(config.layout, **sizes))
 
 

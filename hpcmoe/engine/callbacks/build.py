@@ -35,7 +35,7 @@ def build_callbacks(
     if trainer.lead is not None:
         callbacks.append(_certificate(trainer, trainer.lead.journal))
         if len(nodes) > 1:
-            callbacks.append(Straggler(trainer.lead.journal, nodes, trainer.device.type))
+            callbacks.append(Straggler(trainer.lead.journal, nodes, trainer.device.type, trainer.sizes.pp))
     callbacks.append(SkipStep(config.train.skip, journal, lambda: checkpointer.saved_step, config.optim.lr))
     profiler = config.logging.profiler
     if profiler.first_step is not None and rank in profiler.ranks:

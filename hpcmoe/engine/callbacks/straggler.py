@@ -22,7 +22,9 @@ SLOW = {"cuda": 1.25, "cpu": 2.0}
 
 
 class Straggler(Callback):
-    """``nodes``: each rank's."""
+    """``nodes``: each rank's; ``stages``: of the pipeline, whose ranks are consecutive. Ranks are compared within a stage: what
+    its first block waits for is not what another stage's waits for.
+    """
 
     name = "straggler"
 
@@ -31,11 +33,12 @@ class Straggler(Callback):
         journal: Journal,
         nodes: Sequence[str],
         device: str,
+        stages: int = 1,
         window_s: float = WINDOW_S,
         window_steps: int = WINDOW_STEPS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.journal, self.nodes, self.slow = journal, nodes, SLOW[device]
+        self.journal, self.nodes, self.slow, self.stages = journal, nodes, SLOW[device], stages
         self.window_s, self.window_steps, self.clock = window_s, window_steps, clock
         self._steps: list[Sequence[float]] = []
         self._since = clock()
@@ -54,7 +57,10 @@ class Straggler(Callback):
         return NOTHING
 
     def _judge(self, step: int, medians: Sequence[float]) -> None:
-        found = stragglers(medians, self.slow)
+        size = len(medians) // self.stages
+        found: dict[int, float] = {}
+        for first in range(0, len(medians), size):
+            found |= {first + rank: others_s for rank, others_s in stragglers(medians[first : first + size], self.slow).items()}
         self._in_a_row = {rank: self._in_a_row.get(rank, 0) + 1 for rank in found}
         for rank, others_s in found.items():
             if self._in_a_row[rank] < WINDOWS or rank in self._told:

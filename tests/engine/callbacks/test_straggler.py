@@ -17,10 +17,10 @@ from tests.engine.ranks import run_together, write_text
 class Watched:
     """A straggler's callback on a clock of its own; a step takes a second."""
 
-    def __init__(self, folder: Path, device: str = "cuda") -> None:
+    def __init__(self, folder: Path, device: str = "cuda", stages: int = 1) -> None:
         self.now, self.step = 0.0, 0
         self.journal = folder / "events.jsonl"
-        self.callback = Straggler(Journal(self.journal, "7.0"), ["n1", "n1", "n2", "n2"], device, clock=lambda: self.now)
+        self.callback = Straggler(Journal(self.journal, "7.0"), ["n1", "n1", "n2", "n2"], device, stages, clock=lambda: self.now)
 
     def steps(self, count: int, *own_s: float, step_s: float = 2.0) -> None:
         for _ in range(count):
@@ -78,3 +78,11 @@ def test_slow_is_what_the_others_are_not(medians: list[float], found: dict[int, 
 
 def test_of_two_ranks_that_train_together_the_one_whose_attention_is_slow_is_told(tmp_path: Path) -> None:
     run_together(2, tmp_path, cases.the_rank_with_slow_attention_is_told, write_text(tmp_path / "text"), tmp_path)
+
+
+def test_ranks_are_compared_within_a_stage_of_the_pipeline(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, stages=2)
+    watched.steps(10 * WINDOW_STEPS, 1.0, 1.0, 3.0, 3.0)
+    assert watched.told() == []
+    watched.steps(10 * WINDOW_STEPS, 1.0, 1.0, 3.0, 9.0)
+    assert watched.told() == [(3, "n2", 3.0)]
