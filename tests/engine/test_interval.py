@@ -236,7 +236,5 @@ def test_what_leaving_takes_is_told_for_the_next_submission_when_it_has_changed(
         plan.done(4.0)
         plan.done(4.0)
     told = [event["need_s"] for event in read_journal(tmp_path / "events.jsonl") if event["event"] == MEASURED]
-    assert told == [41.0, 166.0], (
-        "1.5 x (step and save), a save in flight, 10 s; changes below a quarter are not told"
-    )
+    assert told == [41.0, 166.0], "1.5 x (step and save), a save in flight, 10 s; changes below a quarter are not told"
     assert not any(event["event"] == "lead_too_short" for event in read_journal(tmp_path / "events.jsonl"))
