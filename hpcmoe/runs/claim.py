@@ -119,9 +119,12 @@ def _holder_state(run: RunDir, held: dict) -> str | None:
 
 def _elsewhere(run: RunDir, held: dict) -> str | None:
     """Of a local job on another host: as was found when the run was resumed; else as its signs of life say."""
-    events = read_journal(run.journal)
-    if any(event["event"] == "taken_over" and held.get("attempt") in event["attempts"] for event in events):
+    events, attempt = read_journal(run.journal), held.get("attempt")
+    if any(event["event"] == "taken_over" and attempt in event["attempts"] for event in events):
         return None
+    told = [e["event"] for e in events if e["event"] in ("attempt_started", "attempt_ended") and e.get("attempt") == attempt]
+    if told[-1:] == ["attempt_ended"]:
+        return None  # by whoever closed it, on its host, after it had died without a word
     life = replace(fold(events), job_id=str(held["job_id"]))
     return None if job_elsewhere(run, life, str(held["host"])).gone else "RUNNING"
 

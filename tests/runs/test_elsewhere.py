@@ -90,3 +90,11 @@ def test_a_job_that_starts_while_the_other_host_trains_leaves(run: RunDir) -> No
     assert not take_claim(run, Place(**there))
     resume(run, take_over=True)
     assert take_claim(run, Place(**there))
+
+
+def test_what_was_closed_on_its_own_host_may_be_resumed_on_another(run: RunDir) -> None:
+    there = claim_of_the_other_host(run)  # only the job itself hands it back, and that died
+    Journal(run.journal, f"local-{os.getpid()}.0").append("attempt_ended", cause="unknown")
+    Journal(run.journal).append("finished", state="CANCELLED", reason="cancelled by its user")
+    assert resume(run) == "local-77"
+    assert take_claim(run, Place(**there))
