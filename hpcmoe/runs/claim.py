@@ -29,7 +29,7 @@ def take_claim(run: RunDir, place: Place) -> bool:
     """Become the one attempt that may write to this run. False: another one is alive and holds it."""
     deadline = time.monotonic() + CLAIM_WAIT_S
     while True:
-        held = _holder(run)
+        held = holder(run)
         if held is None or held.get("job_id") == place.job_id:
             break
         state = _holder_state(run, held)
@@ -43,7 +43,7 @@ def take_claim(run: RunDir, place: Place) -> bool:
     return _write_claim(run, place, held)
 
 
-def _holder(run: RunDir) -> dict | None:
+def holder(run: RunDir) -> dict | None:
     """Who holds the claim: the one that is written down, or whoever has taken it over since and could not write that."""
     held = read_json(run.claim)
     while held is not None and (taker := _taker(run, held)) is not None:
@@ -79,7 +79,7 @@ def _write_claim(run: RunDir, place: Place, held: dict | None) -> bool:
     else:
         won = _create(run.claim, claim, f"{place.attempt}.{os.getpid()}")
     if not won:
-        Journal(run.journal).append("ghost", job_id=place.job_id, holder=(_holder(run) or claim)["job_id"])
+        Journal(run.journal).append("ghost", job_id=place.job_id, holder=(holder(run) or claim)["job_id"])
         print(f"hpcmoe: another job took run {run.run_id} in this moment; job {place.job_id} leaves", flush=True)
     return won
 

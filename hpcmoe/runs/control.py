@@ -11,6 +11,8 @@ from pathlib import Path
 
 from hpcmoe.errors import UserError
 from hpcmoe.runs.arrive import close_silent_attempts
+from hpcmoe.runs.claim import holder
+from hpcmoe.runs.elsewhere import still_beats
 from hpcmoe.runs.journal import Event, Journal, read_journal
 from hpcmoe.runs.life import JobView
 from hpcmoe.runs.observe import RunView, observe
@@ -144,13 +146,23 @@ def resume(run: RunDir, max_gpu_hours: float | None = None, take_over: bool = Fa
             raise UserError(being_submitted_text(run))
         token = now.record.life.token(run.run_id)
         if now.job.host is not None and now.record.finished is None:
-            open_attempts = sorted(now.record.life.open)
-            Journal(run.journal).append("taken_over", job_id=now.record.job_id, host=now.job.host, attempts=open_attempts)
+            attempts = _attempts_elsewhere(run, now)
+            if not now.job.gone and still_beats(run, attempts):
+                cure = f"stop it there, or with `touch {run.control / 'stop'}`"
+                raise UserError(f"run {run.run_id} is not taken over: its heartbeats from {now.job.host} go on; {cure}")
+            Journal(run.journal).append("taken_over", job_id=now.record.job_id, host=now.job.host, attempts=attempts)
         close_silent_attempts(run, None)
         if max_gpu_hours is not None:
             Journal(run.journal).append("budget_raised", max_gpu_hours=max_gpu_hours)
         with _reopened(run):
             return submit_run(run, load_frozen(run.config), how="resume", orphan=now.record.life.intent, token=token)
+
+
+def _attempts_elsewhere(run: RunDir, now: RunView) -> list[str]:
+    """Those that are open, and the one that holds the claim: its host may have died before it was journalled."""
+    claim = holder(run) or {}
+    claimed = {str(claim["attempt"])} if claim.get("attempt") and claim.get("job_id") == now.record.job_id else set()
+    return sorted(now.record.life.open | claimed)
 
 
 def _where(now: RunView) -> str:

@@ -5,8 +5,11 @@ Its ranks write heartbeats into the attempt's directory (hpcmoe.engine.callbacks
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Collection
+from pathlib import Path
 
 from hpcmoe.runs.life import JobView, Life
 from hpcmoe.runs.rundir import RunDir
@@ -14,6 +17,8 @@ from hpcmoe.runs.rundir import RunDir
 # A rank writes one every 10 s at most. A file's time may be seen a minute late over NFS, and clocks differ.
 FRESH_S = 120.0
 GONE_S = 900.0  # a process that was starved or suspended for so long may still come back; then the claim is another's
+
+LOOK_AGAIN_AFTER_S = 12.0  # longer than a rank lets pass between two signs of life
 
 
 def job_elsewhere(run: RunDir, life: Life, host: str) -> JobView:
@@ -41,3 +46,20 @@ def last_beat_age(run: RunDir, life: Life) -> float | None:
             continue
         newest = max([*times, *([newest] if newest is not None else [])], default=None)
     return None if newest is None else max(0.0, time.time() - newest)
+
+
+def still_beats(run: RunDir, attempts: Collection[str]) -> bool:
+    """Whether a rank of these attempts gives a sign of life while this looks on. A file's content is fresh also over NFS."""
+    before = _beats(run, attempts)
+    if not before:
+        return False
+    time.sleep(LOOK_AGAIN_AFTER_S)
+    return any(before.get(path) != beat for path, beat in _beats(run, attempts).items())
+
+
+def _beats(run: RunDir, attempts: Collection[str]) -> dict[Path, str]:
+    beats = {}
+    for path in (path for attempt in attempts for path in run.heartbeats(attempt).glob("rank-*")):
+        with contextlib.suppress(OSError):
+            beats[path] = path.read_text(encoding="utf-8")
+    return beats

@@ -30,6 +30,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     Journal(run.journal, f"local-{os.getpid()}.0").append("attempt_started", job_id=f"local-{os.getpid()}", restart=0)
     monkeypatch.setattr("hpcmoe.runs.create.submit_run", lambda *given, **more: "local-77")
     monkeypatch.setattr("hpcmoe.config.freeze.load_frozen", lambda path: None)
+    monkeypatch.setattr("hpcmoe.runs.elsewhere.LOOK_AGAIN_AFTER_S", 0.0)
     return run
 
 
@@ -97,4 +98,25 @@ def test_what_was_closed_on_its_own_host_may_be_resumed_on_another(run: RunDir) 
     Journal(run.journal, f"local-{os.getpid()}.0").append("attempt_ended", cause="unknown")
     Journal(run.journal).append("finished", state="CANCELLED", reason="cancelled by its user")
     assert resume(run) == "local-77"
+    assert take_claim(run, Place(**there))
+
+
+def test_while_its_heartbeats_go_on_it_is_not_taken_over_whatever_its_user_believes(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beat(run, FRESH_S + 60.0)
+    [path] = run.heartbeats(f"local-{os.getpid()}.0").iterdir()
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr("hpcmoe.runs.elsewhere.time.sleep", lambda seconds: path.write_text("3 compute 10\n"))
+        with pytest.raises(UserError, match=r"not taken over: its heartbeats from laptop go on; stop it there, or with `touch "):
+            resume(run, take_over=True)
+    assert [event["event"] for event in read_journal(run.journal)][-1] == "attempt_started"
+    assert resume(run, take_over=True) == "local-77"
+
+
+def test_a_run_whose_host_died_before_its_attempt_was_journalled_may_be_taken_over(run: RunDir) -> None:
+    there = claim_of_the_other_host(run)
+    started = next(line for line in run.journal.read_text().splitlines(keepends=True) if "attempt_started" in line)
+    run.journal.write_text(run.journal.read_text().replace(started, ""))
+    assert resume(run, take_over=True) == "local-77"
     assert take_claim(run, Place(**there))
