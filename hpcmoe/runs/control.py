@@ -155,7 +155,18 @@ def resume(run: RunDir, max_gpu_hours: float | None = None, take_over: bool = Fa
         if max_gpu_hours is not None:
             Journal(run.journal).append("budget_raised", max_gpu_hours=max_gpu_hours)
         with _reopened(run):
-            return submit_run(run, load_frozen(run.config), how="resume", orphan=now.record.life.intent, token=token)
+            cfg, intent = load_frozen(run.config), now.record.life.intent
+            job_id = submit_run(run, cfg, how="resume", orphan=intent, token=token)
+            if intent is not None and _found_ended(run, intent):
+                job_id = submit_run(run, cfg, how="resume")
+            return job_id
+
+
+def _found_ended(run: RunDir, intent: Event) -> bool:
+    """Whether the job of this submission, whose outcome nobody had written, was found, and is over: cancelled, say."""
+    now = see(run)
+    begun = [event for event in now.record.events if event["event"] == "submitting"]
+    return begun[-1]["writer"] == intent["writer"] and now.resumable and now.state != "UNKNOWN"
 
 
 def _attempts_elsewhere(run: RunDir, now: RunView) -> list[str]:

@@ -121,6 +121,26 @@ def test_a_supervisor_whose_request_got_no_answer_looks_for_the_job_in_its_next_
     assert len(slurm.calls("sbatch")) == tries
 
 
+@pytest.mark.parametrize(("state", "submitted"), [("CANCELLED", ["40", "41"]), ("PENDING", ["40"])])
+def test_a_resume_that_finds_the_job_of_a_killed_one_submits_another_where_that_is_over(
+    slurm: FakeSlurm, tmp_path: Path, state: str, submitted: list[str]
+) -> None:
+    run = stopped_run(tmp_path)
+    Journal(run.journal).append("submitting", token="run7-1", how="resume", writer=f"{os.uname().nodename}:999999999:1:a")
+    slurm.answers("squeue", row("7", "FAILED") + row("40", state, "hpcmoe:run7-1"))
+    assert resume(run) == submitted[-1]
+    assert told(run, "submitted") == [("submitted", job_id) for job_id in submitted]
+    assert ["--comment=hpcmoe:run7-2" in call for call in slurm.calls("sbatch")] == [True] * (len(submitted) - 1)
+
+
+def test_a_resume_that_finds_no_job_of_a_killed_one_submits_once(slurm: FakeSlurm, tmp_path: Path) -> None:
+    run = stopped_run(tmp_path)
+    Journal(run.journal).append("submitting", token="run7-1", how="resume", writer=f"{os.uname().nodename}:999999999:1:a")
+    slurm.answers("squeue", row("7", "FAILED") + row("41", "FAILED"))  # over at once
+    assert resume(run) == "41"
+    assert len(slurm.calls("sbatch")) == 1
+
+
 def test_a_successor_that_the_job_submitted_and_could_not_journal_is_adopted(slurm: FakeSlurm, tmp_path: Path) -> None:
     run = stopped_run(tmp_path)
     Journal(run.journal, "7.0").append("submitting", token="run7-1", how="successor", writer="n1:12:34:a")
