@@ -6,7 +6,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hpcmoe.errors import UserError
@@ -14,7 +15,7 @@ from hpcmoe.runs.arrive import close_silent_attempts
 from hpcmoe.runs.claim import holder
 from hpcmoe.runs.elsewhere import still_beats
 from hpcmoe.runs.journal import Event, Journal, read_journal
-from hpcmoe.runs.life import JobView
+from hpcmoe.runs.life import JobView, standing
 from hpcmoe.runs.observe import RunView, observe
 from hpcmoe.runs.place import local_pid
 from hpcmoe.runs.rundir import RunDir
@@ -23,6 +24,7 @@ from hpcmoe.runs.submission import being_submitted, submission_lock
 from hpcmoe.slurm import client
 from hpcmoe.slurm.command import SlurmError
 from hpcmoe.slurm.parse import compress_hostlist
+from hpcmoe.slurm.states import is_ended
 
 CANCEL_POLL_S, CANCEL_POLL_MOST_S = 0.5, 5.0
 MOST_AT_ONCE = 500  # job ids in one scancel: a command line has its bounds
@@ -50,12 +52,14 @@ def cancel_all(runs: Sequence[RunDir]) -> list[RunView]:
 
     Raises UserError, with no run touched, where Slurm cannot be asked; and where jobs do not end in time.
     """
-    going = [view.record.run for view in _seen(runs) if not view.final]
+    before = [view for view in _seen(runs) if not view.final]
+    going = [view.record.run for view in before]
+    had_jobs = {view.record.job_id for view in before if view.state in ("QUEUED", "RUNNING")}
     for run in going:
         with submission_lock(run, LOCK_WAIT_S):  # so that a job that is being submitted is cancelled, too
             Journal(run.journal).append("cancel_requested", by=os.environ.get("USER"), job_id=read_record(run).job_id)
-    # Only jobs that Slurm lists as these runs': a forgotten id may by now be another job's.
-    there = [view for view in _seen(going) if view.state in ("QUEUED", "RUNNING")]
+    # Only jobs that Slurm lists as these runs', or will in a moment: a forgotten id may by now be another job's.
+    there = [view for view in _seen(going, requested=True) if _has_job(view, had_jobs)]
     _end_jobs([view.record.job_id for view in there if view.record.job_id is not None])
     _wait_until_gone([view.record.run for view in there])
     for run in going:
@@ -65,17 +69,32 @@ def cancel_all(runs: Sequence[RunDir]) -> list[RunView]:
     return observe([read_record(run) for run in runs])
 
 
-def _seen(runs: Sequence[RunDir]) -> list[RunView]:
-    """Raises UserError where Slurm cannot be asked, and for local runs of another host: a process id means another one here."""
+def _has_job(view: RunView, had_jobs: Collection[str | None]) -> bool:
+    """One to end, though its run counts as cancelled as soon as that is asked for: Slurm may not list a new job yet."""
+    if view.state in ("QUEUED", "RUNNING"):
+        return True
+    if view.record.finished is not None:
+        return False
+    if view.record.job_id in had_jobs and not is_ended(view.job.state or "UNKNOWN"):
+        return True
+    return standing(replace(view.record.life, cancel_requested=False), view.job, time.time()).state == "QUEUED"
+
+
+def _seen(runs: Sequence[RunDir], requested: bool = False) -> list[RunView]:
+    """Raises UserError where Slurm cannot be asked, and for local runs of another host: a process id means another one here.
+
+    ``requested``: their cancellation is in the journal.
+    """
     views = observe([read_record(run) for run in runs])
+    what = "run {} is not cancelled" if not requested else "the cancellation of run {} stands, but its job was not ended"
     for seen in views:
         if seen.job.host is not None:
             run = seen.record.run
             how = f"cancel it there, or have it stop with `touch {run.control / 'stop'}`"
-            raise UserError(f"run {run.run_id} is not cancelled: {_where(seen)}; {how}")
+            raise UserError(f"{what.format(run.run_id)}: {_where(seen)}; {how}")
     blind = next((view for view in views if not view.job.reachable), None)
     if blind is not None:
-        raise UserError(f"run {blind.record.run.run_id} is not cancelled: {blind.job.problem}; try again")
+        raise UserError(f"{what.format(blind.record.run.run_id)}: {blind.job.problem}; try again")
     return views
 
 

@@ -1,14 +1,19 @@
 """What a user does to a run reaches that run's job and no other."""
 
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpcmoe.errors import UserError
+from hpcmoe.runs import control
 from hpcmoe.runs.control import LogTail, cancel, cancel_all
 from hpcmoe.runs.journal import Journal, read_journal
+from hpcmoe.runs.observe import RunView
 from hpcmoe.runs.rundir import RunDir
+from hpcmoe.runs.store import Record
 from hpcmoe.slurm import client
 from hpcmoe.slurm.client import QueueRow
 from hpcmoe.slurm.command import SlurmUnreachable
@@ -86,6 +91,36 @@ def test_many_runs_are_cancelled_with_one_command_and_those_that_are_over_are_le
     assert asked == [False, True, True, True], "the run that waits for room is cancelled before it has a job"
 
 
+@pytest.mark.parametrize("moment", ["before", "between"])
+def test_a_job_that_was_submitted_a_moment_ago_is_cancelled_before_slurm_lists_it(
+    run: RunDir, cancelled: list[str], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    monkeypatch.setattr(client, "squeue", lambda ids: {})
+    if moment == "before":  # it grows too old to be a new one while the request is written
+        see = control.observe
+
+        def slow(records: list[Record]) -> list[RunView]:
+            views = see(records)
+            monkeypatch.setattr("hpcmoe.runs.life.YOUNG_JOB_S", -1.0)
+            return views
+
+        monkeypatch.setattr(control, "observe", slow)
+        views = cancel_all([run])
+    else:  # by whoever held the lock
+        run.journal.unlink()
+        Journal(run.journal).append("planned", run_id="abc123", scheduler="slurm", steps=60)
+
+        @contextlib.contextmanager
+        def lock(run: RunDir, wait_s: float) -> Iterator[bool]:
+            Journal(run.journal).append("submitted", job_id="7", how="sweep")
+            yield True
+
+        monkeypatch.setattr(control, "submission_lock", lock)
+        views = cancel_all([run])
+    assert [view.state for view in views] == ["CANCELLED"]
+    assert cancelled == ["7"]
+
+
 def test_a_controller_that_falls_silent_after_the_request_leaves_the_runs_open(
     run: RunDir, cancelled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +132,7 @@ def test_a_controller_that_falls_silent_after_the_request_leaves_the_runs_open(
         return answers.pop()
 
     monkeypatch.setattr(client, "squeue", squeue)
-    with pytest.raises(UserError, match="not cancelled: no answer"):
+    with pytest.raises(UserError, match="the cancellation of run abc123 stands, but its job was not ended: no answer"):
         cancel(run)
     events = [event["event"] for event in read_journal(run.journal)]
     assert "cancel_requested" in events
