@@ -50,7 +50,9 @@ def submit_sweep(args: argparse.Namespace) -> int:
         return 0
     with _sweep_dir(args.overrides, args.sweep) as directory:
         points = _sweep(args, directory)
-    return _report(directory, points, args)
+    # Hydra has resolved what was typed as hydra.sweep.dir
+    real = next((Path(point.value["sweep_dir"]) for point in points), directory)
+    return _report(real, points, args)
 
 
 def _sweep(args: argparse.Namespace, directory: Path, dry_run: bool = False) -> list[SweptPoint]:

@@ -11,7 +11,8 @@ import yaml
 
 from hpcmoe.cli.main import main
 from hpcmoe.config.key import config_key
-from hpcmoe.runs.sweep import SweepPoint
+from hpcmoe.runs.sweep import SweepDir, SweepPoint
+from tests.hpcmoe_slurm.fakes import RECORDED, FakeSlurm
 from tests.runs.sweeps import finished, planned, write_run, write_sweep
 
 Captured = pytest.CaptureFixture[str]
@@ -140,6 +141,20 @@ def test_every_impossible_point_is_named_before_anything_is_written(here: Path, 
     assert "points 2-3 (train.steps=-1 model=tiny): train.steps=-1 must be above zero" in line
     assert line.count("\n") == 1
     assert list(here.iterdir()) == []
+
+
+def test_a_sweep_is_where_hydra_says_and_not_what_was_typed(
+    here: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeSlurm(here / "bin", monkeypatch)
+    fake.answers("sbatch", "41\n")
+    for command in ("srun", "squeue", "sacctmgr"):
+        fake.answers(command)
+    fake.runs("scontrol", f'cat "{RECORDED / "show_config.txt"}"')
+    directory = "hydra.sweep.dir='mine/${hydra.job.config_name}'"
+    told = json.loads(answer("-m", directory, "cluster=testbed", "train.seed=0,1", "--json", capsys=capsys))
+    assert told["sweep_dir"] == str(here / "mine" / "config")
+    assert len(SweepDir(here / "mine" / "config").read_points()) == len(told["runs"]) == 2
 
 
 def test_a_users_own_sweeper_settings_are_honoured(here: Path, capsys: Captured) -> None:

@@ -11,10 +11,12 @@ import pytest
 
 from hpcmoe.config.compose import opened_hydra
 from hpcmoe.errors import UserError
+from hpcmoe.locks import file_lock
 from hpcmoe.runs.journal import read_journal
 from hpcmoe.runs.rundir import RunDir
 from hpcmoe.runs.store import finish
 from hpcmoe.runs.sweep import SweepDir
+from hydra_plugins.hpcmoe_launchers import _sweep
 from tests.hpcmoe_slurm.fakes import RECORDED, FakeSlurm
 
 
@@ -111,6 +113,59 @@ def test_what_holds_for_the_whole_sweep_cannot_be_swept_over(slurm: FakeSlurm, t
     with pytest.raises(UserError, match=r"slurm\.array_parallelism is 1 for one point and 2 for another"):
         sweep(tmp_path, "slurm.array_parallelism=1,2")
     assert slurm.calls("sbatch") == []
+
+
+@pytest.mark.parametrize(
+    ("word", "answer"),
+    [
+        ("sweep.halving.first_rung=30", "sweep.halving.first_rung is null in sweep one and 30 for the points that are added"),
+        ("sweep.max_failures=2", "sweep.max_failures is 1 in sweep one and 2 for"),
+        ("cluster=local", "cluster.scheduler is slurm in sweep one and local for"),
+        ("slurm.array_parallelism=7", "slurm.array_parallelism is 3 in sweep one and 7 for .*`hpcmoe sweep throttle one`"),
+    ],
+)
+def test_added_points_keep_to_what_their_sweep_keeps_to(slurm: FakeSlurm, tmp_path: Path, word: str, answer: str) -> None:
+    sweep(tmp_path, "train.seed=0", "sweep.max_failures=1", "slurm.array_parallelism=2")
+    one = SweepDir(tmp_path / "runs" / "sweeps" / "one")
+    one.journal("throttle", to=3)
+    words = ["train.seed=1", "sweep.max_failures=1", "slurm.array_parallelism=3"]
+    with pytest.raises(UserError, match=answer):
+        sweep(tmp_path, *words, word)
+    assert len(one.read_points()) == len(slurm.calls("sbatch")) == 1
+    sweep(tmp_path, *words, "sweep.skip_finished=false")
+    assert len(one.read_points()) == 2
+
+
+def test_batches_of_a_sweeper_keep_to_what_the_first_does(slurm: FakeSlurm, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"sweep\.max_failures is 1 in sweep one and 2 for"):
+        sweep(tmp_path, "sweep.max_failures=1,2", "hydra.sweeper.max_batch_size=1")
+    with pytest.raises(UserError, match=r"cluster\.scheduler is slurm for one point and local for another"):
+        sweep(tmp_path, "cluster=testbed,local", name="two")
+
+
+@pytest.mark.parametrize(("event", "why"), [("stopped", "is stopped: 2 runs FAILED"), ("cancelled", "is cancelled")])
+def test_a_sweep_that_is_stopped_takes_no_points_until_it_is_resumed(
+    slurm: FakeSlurm, tmp_path: Path, event: str, why: str
+) -> None:
+    sweep(tmp_path, "train.seed=0")
+    one = SweepDir(tmp_path / "runs" / "sweeps" / "one")
+    one.journal(event, reason="2 runs FAILED")
+    with pytest.raises(UserError, match=f"{why}; `hpcmoe sweep resume one`"):
+        sweep(tmp_path, "train.seed=1")
+    assert len(one.read_points()) == len(run_dirs(tmp_path)) == len(slurm.calls("sbatch")) == 1
+    one.journal("resumed", points=[])
+    assert sweep(tmp_path, "train.seed=1")[0]["index"] == 1
+
+
+def test_one_at_a_time_adds_points_to_a_sweep(slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep(tmp_path, "train.seed=0")
+    one = SweepDir(tmp_path / "runs" / "sweeps" / "one")
+    monkeypatch.setattr(_sweep, "LOCK_WAIT_S", 0.0)
+    with file_lock(one.lock) as mine:
+        assert mine
+        with pytest.raises(UserError, match="being submitted by another process"):
+            sweep(tmp_path, "train.seed=1")
+    assert len(one.read_points()) == len(run_dirs(tmp_path)) == 1
 
 
 def test_another_hydra_app_gets_one_clear_line(tmp_path: Path) -> None:
