@@ -5,6 +5,7 @@ Not for what the output means: that is hpcmoe.slurm.parse and client.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -130,7 +131,10 @@ def run(argv: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S, env: Mapping[
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
+    """A command that has just ended is no trouble: an error here would take the place of a Ctrl-C, and be handled as Slurm's."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
 

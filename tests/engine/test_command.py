@@ -97,7 +97,7 @@ def test_a_command_that_is_killed_says_by_which_signal(task: Task) -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGUSR2, signal.SIGTERM])
 def test_whatever_asks_the_run_to_leave_the_command_hears_its_own_stop_signal_once(task: Task, sent: signal.Signals) -> None:
-    process = task.start("trap 'echo saved' USR1; echo up; sleep 60 & wait; wait; exit 0", stop_signal="USR1")
+    process = task.start("trap 'echo saved' USR1; sleep 60 & echo up; wait; wait; exit 0", stop_signal="USR1")
     task.until_said("up")
     process.send_signal(sent)
     assert process.wait(PATIENCE_S) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 
 import pytest
@@ -35,6 +36,23 @@ def test_an_answer_that_takes_too_long_is_no_answer_and_its_process_is_ended(slu
     with pytest.raises(SlurmUnreachable, match="squeue did not answer within 0 s"):
         run(["squeue"], timeout_s=0.3)
     assert time.monotonic() - started < 60
+
+
+def test_a_ctrl_c_at_the_moment_of_a_commands_end_stays_a_ctrl_c(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(subprocess.Popen[bytes]):
+        told = False
+
+        def communicate(self, input: bytes | None = None, timeout: float | None = None) -> tuple[bytes, bytes]:
+            answer = super().communicate(input, timeout)
+            if not self.told:
+                self.told = True
+                raise KeyboardInterrupt
+            return answer
+
+    slurm.answers("squeue", "\n")
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(["squeue"])
 
 
 def test_a_refusal_is_rejected_with_slurms_own_line(slurm: FakeSlurm) -> None:
