@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.chaos import testbed_at  # noqa: E402
+from benchmarks.on_testbed import testbed_at  # noqa: E402
 from tests.slurm.testbed_client import Testbed  # noqa: E402
 
 LAUNCHER = "hydra-submitit-launcher"

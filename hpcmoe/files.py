@@ -34,11 +34,12 @@ def sync_all(paths: Iterable[Path]) -> None:
     from concurrent.futures import ThreadPoolExecutor  # here, since few commands write many files
 
     with ThreadPoolExecutor(SYNC_THREADS) as pool:
-        for _ in pool.map(_sync, paths):
+        for _ in pool.map(sync, paths):
             pass
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make a file's content durable, or a directory's names."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

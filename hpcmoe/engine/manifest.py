@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcmoe.files import read_json, write_json
+from hpcmoe.files import read_json, sync, write_json
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -57,21 +57,9 @@ def record_files(directory: Path, names: Iterable[str]) -> list[FileRecord]:
     records = []
     for name in sorted(names):
         path = directory / name
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync(path)
         records.append(FileRecord(name, path.stat().st_size, checksum(path)))
     return records
-
-
-def sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def publish(checkpoints: Path, step: int, attempt: str, records: list[FileRecord], facts: dict[str, Any]) -> None:
@@ -79,7 +67,7 @@ def publish(checkpoints: Path, step: int, attempt: str, records: list[FileRecord
     tmp, final = checkpoints / scrap_name(step, attempt, "tmp"), checkpoints / checkpoint_name(step)
     files = {record.name: {"bytes": record.bytes, "crc32": record.crc32} for record in records}
     write_json(tmp / MANIFEST, {"format": FORMAT, "step": step, **facts, "files": files})
-    sync_directory(tmp)
+    sync(tmp)
     old = checkpoints / scrap_name(step, attempt, "old")
     if final.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -90,7 +78,7 @@ def publish(checkpoints: Path, step: int, attempt: str, records: list[FileRecord
         if old.exists():
             os.rename(old, final)  # a save that fails takes nothing away
         raise
-    sync_directory(checkpoints)
+    sync(checkpoints)
     shutil.rmtree(old, ignore_errors=True)
 
 

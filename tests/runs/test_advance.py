@@ -6,6 +6,7 @@ Slurm is played by a queue in this process.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +24,14 @@ from hpcmoe.runs.advance import advance, advance_once
 from hpcmoe.runs.after import advance_after, sweep_of
 from hpcmoe.runs.control import make_ready
 from hpcmoe.runs.create import Membership, create_run
+from hpcmoe.runs.glance import Glancer
 from hpcmoe.runs.halving import Reached
 from hpcmoe.runs.jobspec import JobSpec, job_shape
 from hpcmoe.runs.journal import Journal, read_journal
 from hpcmoe.runs.life import fold
 from hpcmoe.runs.rungs import NAME, passed_rungs, write_rung
 from hpcmoe.runs.store import finish, read_record
+from hpcmoe.runs.supervise import one_round
 from hpcmoe.runs.sweep import SweepDir, SweepPoint, create_sweep
 from hpcmoe.runs.sweep_life import anything_to_do, life_of
 from hpcmoe.slurm import client
@@ -321,11 +324,7 @@ def test_a_paused_run_is_submitted_again_once_it_is_one_of_the_best(make: Callab
 
 
 def test_neither_a_stopped_sweep_nor_a_cancelled_run_is_gone_on_with(make: Callable[..., SweepDir], queue: Queue) -> None:
-    sweep = make(3, halving={"first_rung": 100, "eta": 3, "metric": "loss", "mode": "min"})
-    advance(sweep)
-    for point in range(3):
-        paused(sweep, point, float(point))
-        queue.end(f"41_{point}")
+    sweep = three_at_a_rung(make, queue)
     sweep.journal("cancelled", by="me")
     assert advance(sweep) == []
     Journal(sweep.runs()[0].journal).append("cancel_requested")
@@ -384,3 +383,30 @@ def test_points_survive_a_torn_line_before_them(make: Callable[..., SweepDir], q
         file.write('{"index": 1, "overr')
     sweep.append_points([SweepPoint(2, ("x=2",), "k2", "abcdef")])
     assert [point.index for point in sweep.read_points()] == [0, 2]
+
+
+def three_at_a_rung(make: Callable[..., SweepDir], queue: Queue) -> SweepDir:
+    sweep = make(3, halving={"first_rung": 100, "eta": 3, "metric": "loss", "mode": "min"})
+    advance(sweep)
+    for point in range(3):
+        paused(sweep, point, float(point))
+        queue.end(f"41_{point}")
+    return sweep
+
+
+def test_supervise_goes_on_with_a_sweep_whose_runs_have_all_paused(make: Callable[..., SweepDir], queue: Queue) -> None:
+    sweep = three_at_a_rung(make, queue)
+    deeds = one_round(sweep.root, Glancer(sweep.root)).deeds
+    assert [deed["did"] for deed in deeds] == ["advanced", "advanced"]
+    assert read_record(sweep.runs()[0]).job_id == "42"
+
+
+def test_a_run_whose_directory_was_deleted_is_not_waited_for_at_a_rung(make: Callable[..., SweepDir], queue: Queue) -> None:
+    sweep = make(2, halving={"first_rung": 100, "eta": 3, "metric": "loss", "mode": "min"})
+    advance(sweep)
+    paused(sweep, 0, 1.0)
+    queue.end("41_0")
+    assert advance(sweep) == [], "another is to come"
+    shutil.rmtree(sweep.runs()[1].path)
+    queue.end("41_1")
+    assert advance(sweep)[0].startswith(f"run {sweep.runs()[0].run_id} goes on after rung 1")
